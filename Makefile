@@ -1,0 +1,37 @@
+# Everything that a newcomer or a developer runs. `make demo` and `make test` set themselves up.
+
+PYTHON ?= python3
+BIN := .venv/bin
+# One thread per process: the tests run side by side, and small operations do not gain from more.
+export OMP_NUM_THREADS = 1
+
+.PHONY: venv demo test test-slow lint bench clean
+
+venv: .venv/done
+
+.venv/done: requirements.lock pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --requirement requirements.lock
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+demo: venv
+	$(BIN)/coterie demo
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest -n auto -m "not slow"
+
+test-slow: lint
+	$(BIN)/pytest -n auto
+
+bench: venv
+	$(BIN)/python benchmarks/plain_loop.py
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

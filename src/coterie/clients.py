@@ -1,0 +1,345 @@
+"""What a program may do on clients: train, evaluate, predict, describe, remember.
+
+`Clients` stands for one client or for many at once. In simulation a program runs on a hundred stacked clients in one
+go, on a real site on one. Everything that goes in or comes out has the client as its first axis.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from coterie.data.population import Pool, Shard
+from coterie.errors import CoterieError, SettingsError
+from coterie.forms import Form
+from coterie.memory import Memory, Value
+from coterie.nets.net import Net
+from coterie.randomness import generator, torch_generator
+from coterie.training import Lane, LocalTraining, Objective, Terms, Trained, cross_entropy
+from coterie.weights import Changes, Models
+
+__all__ = ["Clients", "Evaluation", "Round", "new_models"]
+
+_ROWS = 256
+"""Samples that a model sees at once when it is evaluated."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """Where in a run a program is called, as far as clients must know."""
+
+    seed: int = 0
+    number: int = 0
+    """The round, counted from 1; 0 is before the first."""
+    scoring: bool = False
+    """Whether test data may be read."""
+    keep_last: bool = False
+    """Whether clients keep the model that they trained last, for the view `last`."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How models do on clients' data: [client], or [client, model] where each has several."""
+
+    correct: Tensor
+    """Samples whose label is predicted."""
+    correct_top5: Tensor
+    """Samples whose label is among the five likeliest."""
+    loss_sum: Tensor
+    """Cross-entropy, summed over samples."""
+    samples: Tensor
+    """How many samples there are, [client]."""
+
+    def _per_sample(self, values: Tensor) -> Tensor:
+        samples = self.samples.reshape(-1, *[1] * (values.dim() - 1))
+        return values.double() / samples  # 0 samples give NaN: there is nothing to say about them
+
+    @property
+    def accuracy(self) -> Tensor:
+        """Share of correct predictions."""
+        return self._per_sample(self.correct)
+
+    def accuracy_of(self, top: int) -> Tensor:
+        """Share of samples whose label is among the `top` (1 or 5) likeliest."""
+        return self.accuracy if top == 1 else self._per_sample(self.correct_top5)
+
+    @property
+    def loss(self) -> Tensor:
+        """Mean cross-entropy."""
+        return self._per_sample(self.loss_sum)
+
+
+class Clients:
+    """One client or many, as a program sees them."""
+
+    def __init__(
+        self,
+        net: Net,
+        pool: Pool,
+        shards: Sequence[Shard],
+        form: Form,
+        at: Round,
+        memory: Memory | None = None,
+        common: np.ndarray | None = None,
+    ) -> None:
+        self.net, self._pool, self._shards, self._form, self._at = net, pool, tuple(shards), form, at
+        self._memory, self._common = memory or Memory(len(self._shards)), common
+        self.kept: dict[str, Value] = {}
+        """What the program has told the clients to keep."""
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the clients are called."""
+        return tuple(shard.name for shard in self._shards)
+
+    @property
+    def round(self) -> int:
+        """The round, counted from 1."""
+        return self._at.number
+
+    @property
+    def sizes(self) -> Tensor:
+        """Training samples, [client]."""
+        return self._counts(self._part("train"))
+
+    def _part(self, part: str) -> list[np.ndarray]:
+        """The samples of each client in a part; `global` is the common test set."""
+        if part in ("test", "global") and not self._at.scoring:
+            raise CoterieError("test data is for scoring only: a method can reach train and validation data")
+        if part == "global":
+            return [np.empty(0, np.int64) if self._common is None else self._common] * len(self)
+        if part not in ("train", "validation", "test"):
+            raise SettingsError(f"on={part!r}: train or validation")
+        return [shard.part(part) for shard in self._shards]
+
+    def _counts(self, parts: Sequence[np.ndarray]) -> Tensor:
+        return torch.tensor([len(part) for part in parts], device=self._pool.device)
+
+    def generators(self, purpose: str) -> list[np.random.Generator]:
+        """A generator for each client, keyed by purpose, round and client."""
+        return [generator(self._at.seed, purpose, self._at.number, name) for name in self.names]
+
+    def initial(self) -> Models:
+        """The model that every run of this seed starts from, for each client."""
+        return new_models(self.net, self._at.seed).expand(len(self))
+
+    # Remembering
+
+    def state(self, name: str, otherwise: Value | None = None) -> Any:
+        """What the clients keep under a name; `otherwise` for those that keep nothing yet."""
+        device = self._pool.device
+        if name in self.kept:
+            return self.kept[name].to(device)
+        if name not in self._memory:
+            if otherwise is None:
+                raise CoterieError(f"clients keep nothing under {name!r}: give a value to start from")
+            return otherwise.to(device)
+        value, known = self._memory.values[name].to(device), self._memory.known[name]
+        if known.all():
+            return value
+        if otherwise is None:
+            missing = [client for client, has in zip(self.names, known.tolist(), strict=True) if not has]
+            raise CoterieError(f"client {missing[0]} keeps nothing under {name!r}: give a value to start from")
+        known = known.to(device).reshape(-1, *[1] * (len(value.shape) - 1))
+        if isinstance(value, Tensor) and isinstance(otherwise, Tensor):
+            return torch.where(known, value, otherwise.to(value))
+        return value.where(known, otherwise.to(device))  # type: ignore[arg-type]
+
+    def keep(self, **values: Value) -> None:
+        """Keep values, one row per client, until the next call that changes them. A lost round leaves no trace."""
+        for name, value in values.items():
+            if not isinstance(value, Value):
+                raise CoterieError(f"keep({name}=...): a tensor or models, not {type(value).__name__}")
+            if not value.shape or value.shape[0] != len(self):
+                raise CoterieError(f"keep({name}=...): shape {tuple(value.shape)} for {len(self)} clients")
+            self.kept[name] = value
+
+    def _add(self, name: str, amount: Tensor) -> None:
+        """Let clients count something for the record."""
+        self.kept[name] = self.state(name, torch.zeros_like(amount)).cpu() + amount
+
+    def _training_call(self) -> Tensor:
+        """The number of each client's training call within the round, [client], which keys its draws."""
+        calls = self.state("_calls", torch.tensor([[-1, 0]]).expand(len(self), 2)).cpu()
+        number = torch.where(calls[:, 0] == self.round, calls[:, 1], 0)
+        self.kept["_calls"] = torch.stack([torch.full_like(number, self.round), number + 1], dim=1)
+        return number
+
+    # Training
+
+    def train(
+        self,
+        start: Models,
+        local: LocalTraining,
+        *,
+        epochs: Tensor | Sequence[float] | None = None,
+        pull: float | Tensor = 0.0,
+        anchor: Models | None = None,
+        push: Changes | None = None,
+        trains: str | Iterable[str] = "all",
+        objective: Objective = cross_entropy,
+        sample_weights: Tensor | None = None,
+    ) -> Trained:
+        """Train one model per client on the client's own training samples.
+
+        `epochs` [client] replaces the number in `local`. The gradient gets `pull * (model - anchor) + push`; the anchor
+        is where training starts, unless another is given. `trains` is the part that moves. `sample_weights`
+        [client, sample] weigh the samples in the objective.
+        """
+        if start.shape != (len(self),):
+            raise CoterieError(
+                f"start of shape {start.shape} for {len(self)} clients: training takes one model for each"
+            )
+        calls = self._training_call()
+        purpose = (self._at.seed, "train", self.round)
+        keys = [(*purpose, name, call) for name, call in zip(self.names, calls.tolist(), strict=True)]
+        terms = Terms.of(start, pull, anchor, push, trains)
+        trained = self._train(keys, start, local, epochs, terms, objective, sample_weights)
+        self._add("_steps", trained.steps.long().cpu())
+        self._add("_rounds", (calls == 0).long())
+        if self._at.keep_last and start.net.parameters == self.net.parameters:
+            self.kept["_last"] = trained.models
+        return trained
+
+    def adapt(self, start: Models, local: LocalTraining) -> Models:
+        """Models after some local training that nobody remembers: for scoring, and for trying something out."""
+        keys = [(self._at.seed, "adapt", self.round, name, 0) for name in self.names]
+        return self._train(keys, start, local, None, Terms(), cross_entropy, None).models
+
+    def _train(
+        self,
+        keys: Sequence[tuple[Any, ...]],
+        start: Models,
+        local: LocalTraining,
+        epochs: Tensor | Sequence[float] | None,
+        terms: Terms,
+        objective: Objective,
+        sample_weights: Tensor | None,
+    ) -> Trained:
+        passes = [None] * len(self) if epochs is None else [float(number) for number in epochs]
+        lanes = []
+        for shard, key, number in zip(self._shards, keys, passes, strict=True):
+            if not len(shard.train):
+                raise CoterieError(f"client {shard.name} has no training samples")
+            lanes.append(Lane(shard.train, key, local.steps_for(len(shard.train), number), local))
+        models, losses = self._form.train(self._pool, lanes, start, terms, objective, sample_weights)
+        # As float64: in `steps * rate` whole numbers would be rounded to float32, whatever the models are in.
+        steps = torch.tensor([lane.steps for lane in lanes], dtype=torch.float64, device=self._pool.device)
+        return Trained(models, steps, losses, self.sizes)
+
+    # Evaluating and describing
+
+    def evaluate(self, models: Models, on: str = "train", mixture: Tensor | None = None) -> Evaluation:
+        """How one model per client [client], or several [client, model], do on the clients' own data.
+
+        With a `mixture` [client, model] each client's models are one predictor: their probabilities, so weighted.
+        """
+        self._check_stack(models, "models")
+        several = len(models.shape) > 1 and mixture is None
+        stack = models if len(models.shape) > 1 else models.inserted(1)
+        parts = self._part(on)
+        # A stack that was expanded over the clients repeats the same rows: all data goes through each model at once.
+        same = len(self) == 1 or stack.parameters.stride(0) == 0
+        totals = self._on_everything(stack[0], parts, mixture) if same else self._on_own(stack, parts, mixture)
+        correct, correct_top5, loss_sum = totals if several else totals[:, :, 0]
+        return Evaluation(correct, correct_top5, loss_sum, self._counts(parts))
+
+    def _on_everything(self, models: Models, parts: Sequence[np.ndarray], mixture: Tensor | None) -> Tensor:
+        """Scores of the same models on the data of every client, [score, client, model]."""
+        device = self._pool.device
+        index = torch.from_numpy(np.concatenate(parts)).to(device)
+        owner = torch.arange(len(parts)).repeat_interleave(self._counts(parts).cpu())
+        columns = len(models) if mixture is None else 1
+        # Summed on the host: a GPU would add in another order every time, and so to other last bits.
+        totals = torch.zeros(3, len(parts), columns, dtype=torch.float64)
+        for block, whose in zip(index.split(_ROWS), owner.split(_ROWS), strict=True):
+            outputs = self._form.outputs(models, self._pool.inputs(block), shared=True)
+            if mixture is not None:
+                outputs = _mixed(outputs, mixture[whose.to(mixture.device)].T)[None]
+            totals.index_add_(1, whose, _scores(outputs, self._pool.y[block]).transpose(1, 2).cpu())
+        return totals.to(device)
+
+    def _on_own(self, models: Models, parts: Sequence[np.ndarray], mixture: Tensor | None) -> Tensor:
+        """Scores of each client's own models on its own data, [score, client, model]."""
+        device = self._pool.device
+        order = sorted(range(len(parts)), key=lambda client: -len(parts[client]))
+        sizes = [len(parts[client]) for client in order]
+        columns = models.shape[1] if mixture is None else 1
+        totals = torch.zeros(3, len(parts), columns, dtype=torch.float64, device=device)
+        for first in range(0, sizes[0], _ROWS):
+            whose = order[: sum(size > first for size in sizes)]
+            places, real = _padded([parts[client][first : first + _ROWS] for client in whose])
+            index, mask = torch.from_numpy(places).to(device), torch.from_numpy(real).to(device)
+            x = self._pool.inputs(index)
+            outputs = torch.stack(
+                [self._form.outputs(models[whose, column], x, shared=False) for column in range(models.shape[1])]
+            )
+            if mixture is not None:
+                outputs = _mixed(outputs, mixture[whose].T[:, :, None])[None]
+            scores = torch.where(mask, _scores(outputs, self._pool.y[index]), 0)  # [score, model, client, row]
+            totals[:, whose] += scores.sum(dim=3).transpose(1, 2)
+        return totals
+
+    def inputs(self, on: str = "train") -> Tensor:
+        """The clients' prepared inputs [client, row, ...]; all must have the same number of samples."""
+        parts = self._part(on)
+        if len({len(part) for part in parts}) > 1:
+            raise CoterieError("inputs: the clients have unequal numbers of samples, which do not fit in one tensor")
+        return self._pool.inputs(torch.from_numpy(np.stack(parts)).to(self._pool.device))
+
+    def predict(self, models: Models, inputs: Tensor) -> Tensor:
+        """What models [client] or [client, model] give for prepared inputs [client, row, ...].
+
+        The result is [client, row, class] or [client, model, row, class], before the softmax.
+        """
+        self._check_stack(models, "models")
+        if len(models.shape) > 1:
+            columns = [self.predict(models[:, column], inputs) for column in range(models.shape[1])]
+            return torch.stack(columns, dim=1)
+        blocks = inputs.to(self.net.dtype).split(_ROWS, dim=1)
+        return torch.cat([self._form.outputs(models, block, shared=False) for block in blocks], dim=1)
+
+    def label_counts(self, on: str = "train") -> Tensor:
+        """How often each client has each label, [client, class]."""
+        labels = (self._pool.y[torch.from_numpy(part).to(self._pool.device)] for part in self._part(on))
+        return torch.stack([torch.bincount(own, minlength=self.net.classes) for own in labels])
+
+    def _check_stack(self, models: Models, name: str) -> None:
+        if not models.shape or models.shape[0] != len(self):
+            raise CoterieError(f"{name} of shape {models.shape} for {len(self)} clients: the first axis is the client")
+
+
+def _mixed(outputs: Tensor, weights: Tensor) -> Tensor:
+    """The logarithm of the mixed probabilities of models: outputs [model, ..., class], weights [model, ...]."""
+    shares = weights.to(outputs).clamp(min=1e-30).log().unsqueeze(-1)
+    return torch.logsumexp(outputs.log_softmax(dim=-1) + shares, dim=0)
+
+
+def _scores(outputs: Tensor, y: Tensor) -> Tensor:
+    """Correct, correct among five and cross-entropy of every sample, [score, ..., row]."""
+    y = y.expand(outputs.shape[:-1])
+    likeliest = outputs.topk(min(5, outputs.shape[-1]), dim=-1).indices == y.unsqueeze(-1)
+    loss = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").reshape(y.shape)
+    return torch.stack([likeliest[..., 0].double(), likeliest.any(dim=-1).double(), loss.double()])
+
+
+def _padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of unequal length as one array, and where it is real."""
+    longest = max(len(row) for row in rows)
+    padded, real = np.zeros((len(rows), longest), dtype=np.int64), np.zeros((len(rows), longest), dtype=bool)
+    for number, row in enumerate(rows):
+        padded[number, : len(row)], real[number, : len(row)] = row, True
+    return padded, real
+
+
+def new_models(net: Net, seed: int, count: int | None = None) -> Models:
+    """Freshly initialised models, [count] or a single one: the same for the same seed, each different."""
+    rows = [Models(net, *net.initial(torch_generator(seed, "net", number))) for number in range(count or 1)]
+    return rows[0] if count is None else Models.stack(rows)

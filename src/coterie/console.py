@@ -1,0 +1,97 @@
+"""What people see while a command runs and at its end."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.logging import RichHandler
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from coterie.fitting import Checkpoint, Record, Result
+from coterie.method import Method
+
+__all__ = ["Follower", "console", "errors", "following", "print_table", "tell"]
+
+console = Console()
+errors = Console(stderr=True)
+
+_WIDE = 1000
+"""Wider than any table."""
+
+
+def tell(lead: str, text: object, to: Console = console, style: str = "dim") -> None:
+    """Print a line. The text is taken as it is, however long: it may hold brackets, and a path stays in one piece."""
+    to.print(Text.assemble((lead, style), " ", str(text)), soft_wrap=True)
+
+
+def print_table(table: Table) -> None:
+    """Print a table, in a pipe or a file as wide as it needs to be, so that there a row is a line."""
+    (console if console.is_terminal else Console(width=_WIDE)).print(table)
+
+
+class Follower:
+    """A line of progress for each run: rounds, accuracy so far, groups, time left."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def watch(self, method: Method, seed: int) -> "list[Line]":
+        """The observers of one run."""
+        task = self._progress.add_task(f"{method.name} [dim]seed {seed}[/dim]", total=method.rounds, figures="")
+        return [Line(self._progress, task)]
+
+
+class Line:
+    """The progress of one run."""
+
+    def __init__(self, progress: Progress, task: TaskID) -> None:
+        self._progress, self._task = progress, task
+
+    def round_done(self, checkpoint: Checkpoint, record: Record | None, groups: Record | None) -> None:
+        """Move the bar."""
+        self._progress.update(self._task, completed=checkpoint.federation["round"])
+        if record is not None:
+            self._progress.update(self._task, figures=_figures(record))
+
+    def run_done(self, checkpoint: Checkpoint, result: Result) -> None:
+        """Show the end."""
+        self._progress.update(self._task, completed=checkpoint.federation["round"], figures=_figures(result.rounds[-1]))
+
+
+def _figures(record: Record) -> str:
+    accuracy = record["accuracy_mean"]
+    shown = "" if accuracy is None else f"accuracy {100 * accuracy:.1f} %"
+    return shown + (f", {record['groups']} groups" if (record["groups"] or 0) > 1 else "")
+
+
+@contextmanager
+def following(quiet: bool = False) -> Iterator[Follower]:
+    """Show progress on the terminal, if there is one; log messages appear above it.
+
+    Without a terminal, or where quiet is asked for, only warnings are shown.
+    """
+    shown = errors.is_terminal and not quiet
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeRemainingColumn(),
+        console=errors,
+        disable=not shown,
+    )
+    handler = RichHandler(console=errors, show_time=False, show_path=False, markup=False)
+    log = logging.getLogger("coterie")
+    level = log.level
+    log.addHandler(handler)
+    if shown and level == logging.NOTSET:
+        log.setLevel(logging.INFO)
+    try:
+        with progress:
+            yield Follower(progress)
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)

@@ -1,0 +1,73 @@
+"""Data by name or by path."""
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from coterie.data.dataset import Dataset
+from coterie.data.own import from_folder, from_npz
+from coterie.data.sources import sources
+from coterie.data.storage import data_folder
+from coterie.errors import CoterieError, DataError, SettingsError, unknown
+
+__all__ = ["load"]
+
+
+def load(
+    data: str | Path,
+    folder: str | Path | None = None,
+    download: bool = True,
+    *,
+    limit: int | None = None,
+    hold_out: float | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Dataset:
+    """A data set of the catalogue, or own data from an npz file or a folder of images.
+
+    A name of the catalogue comes first: a folder that is called like one is written `./mnist`. `folder` is where
+    published files are looked for and downloaded to (see `data_folder`). `hold_out` is the share of every class that
+    becomes the test part; `limit` is the number of training samples that are kept. `seed` decides
+    on which, and on the classes of a data set that picks some. Other options are those of the data set.
+    """
+    if isinstance(data, str) and data in sources:
+        dataset = _published(data, data_folder(folder), download, seed, options)
+    else:
+        dataset = _own(data, options)
+    if hold_out is not None:
+        if dataset.test is not None:
+            raise SettingsError(f"hold_out={hold_out}: {dataset.name} has a test part already")
+        dataset = dataset.held_out(hold_out, seed)
+    return dataset if limit is None else dataset.limited(limit, seed)
+
+
+def _published(name: str, folder: Path, download: bool, seed: int, options: dict[str, Any]) -> Dataset:
+    if hasattr(sources[name], "seed"):
+        options = {"seed": seed} | options
+    return sources.make(name, **options).read(folder, download)
+
+
+def _own(data: str | Path, options: dict[str, Any]) -> Dataset:
+    path = Path(data).expanduser()
+    if not data or not path.exists():
+        raise _nowhere(data)
+    if path.is_dir():
+        for option in options:
+            if option != "size":
+                raise unknown("option of a folder of images", option, ["size"])
+        return from_folder(path, **options)
+    if path.suffix.lower() != ".npz":
+        raise DataError(f"{path}: own data is an .npz file or a folder of images per class")
+    if options:
+        raise SettingsError(f"{', '.join(options)}: data from an .npz file has no options")
+    return from_npz(path)
+
+
+def _nowhere(data: str | Path) -> CoterieError:
+    """The error for something that is neither: a word was meant as a name, anything else as a path."""
+    path = Path(data)
+    if isinstance(data, str) and path.name == data and not path.suffix:
+        return unknown("data set", data, sources)
+    near = get_close_matches(path.stem.lower(), list(sources), n=3, cutoff=0.5)
+    hint = f"did you mean the data set {' or '.join(near)}?" if near else f"data sets by name are {', '.join(sources)}"
+    return DataError(f"{data}: no such file or folder; {hint}")

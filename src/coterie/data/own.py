@@ -1,0 +1,185 @@
+"""Data that users bring: an npz file, a folder of images, a torch dataset."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from coterie.data.dataset import Dataset
+from coterie.data.readers import read_npz
+from coterie.errors import DataError, SettingsError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["from_folder", "from_npz", "from_torch"]
+
+_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+_GREY_MODES = frozenset({"1", "L", "LA"})
+_COLOUR_MODES = frozenset({"CMYK", "HSV", "LAB", "P", "PA", "RGB", "RGBA", "RGBX", "YCbCr"})
+
+
+def from_npz(path: str | Path) -> Dataset:
+    """Data from the arrays x and y of an npz file, and x_test, y_test, labels and users if they are there."""
+    path = Path(path)
+    arrays = read_npz(path, ("x", "y"), ("x_test", "y_test", "labels", "users"))
+    if ("x_test" in arrays) != ("y_test" in arrays):
+        raise DataError(f"{path}: x_test and y_test belong together, but only one of them is there")
+    labels = tuple(map(str, arrays.get("labels", ())))
+    test = None
+    if "x_test" in arrays:
+        test = Dataset(arrays["x_test"], arrays["y_test"], labels=labels, name=path.stem)
+    return Dataset(arrays["x"], arrays["y"], test=test, labels=labels, users=arrays.get("users"), name=path.stem)
+
+
+def from_folder(path: str | Path, size: int | tuple[int, int] | None = None) -> Dataset:
+    """Data from a folder that has one folder of images per class, or such folders in `train` and `test`.
+
+    The images are grey if all files are, else RGB; transparency is dropped. They must have one size, unless a `size`
+    (or height and width) is given, to which they are scaled.
+    """
+    path = Path(path).absolute()
+    parts = {folder.name: folder for folder in _folders(path)}
+    divided = "train" in parts and not set(parts) - {"train", "test"}
+    train = _image_files(parts["train"] if divided else path)
+    test = _image_files(parts["test"]) if divided and "test" in parts else {}
+    if strange := sorted(set(test) - set(train)):
+        raise DataError(f"{path}: class {strange[0]!r} is in test but not in train")
+    labels = tuple(train)
+    files = [file for part in (train, test) for members in part.values() for file in members]
+    mode, shape = _common_form(files, size)
+    part = Dataset(*_pixels(test, labels, mode, shape), labels=labels, name=path.name) if test else None
+    return Dataset(*_pixels(train, labels, mode, shape), test=part, labels=labels, name=path.name)
+
+
+def from_torch(dataset: Any, test: Any = None, labels: Sequence[str] | None = None) -> Dataset:
+    """Data from a map-style torch dataset of pairs (x, y), and its test part from another.
+
+    An x is a tensor, an array or a PIL image; a y is a number or a word. The label names are the given ones, else the
+    dataset's `classes`, as torchvision's datasets have them.
+    """
+    names = tuple(map(str, getattr(dataset, "classes", ()) if labels is None else labels))
+    name = type(dataset).__name__
+    part = Dataset(*_items(test), labels=names, name=name) if test is not None else None
+    return Dataset(*_items(dataset), test=part, labels=names, name=name)
+
+
+def _items(dataset: Any) -> tuple[np.ndarray, np.ndarray]:
+    """All inputs and labels of a torch dataset, stacked."""
+    name = type(dataset).__name__
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise DataError(f"{name}: not a map-style dataset; it needs __len__ and __getitem__")
+    if len(dataset) == 0:
+        raise DataError(f"{name}: no samples")
+    inputs: list[np.ndarray] = []
+    labels: list[Any] = []
+    for index in range(len(dataset)):
+        x, y = _pair(f"{name}[{index}]", dataset[index])
+        if inputs and x.shape != inputs[0].shape:
+            raise DataError(f"{name}[{index}]: x of shape {x.shape}, but {name}[0] has {inputs[0].shape}")
+        inputs.append(x)
+        labels.append(y)
+    return np.stack(inputs), np.asarray(labels)
+
+
+def _pair(name: str, item: Any) -> tuple[np.ndarray, Any]:
+    if not isinstance(item, tuple | list) or len(item) != 2:
+        raise DataError(f"{name}: expected a pair (x, y), found {type(item).__name__}")
+    x, y = map(_array, item)
+    if y.size != 1:
+        raise DataError(f"{name}: expected one number or word as label, found an array of shape {y.shape}")
+    return x, y.item()
+
+
+def _array(value: Any) -> np.ndarray:
+    if isinstance(value, Tensor):
+        return value.detach().cpu().numpy()
+    if hasattr(value, "getbands"):  # a PIL image
+        return np.asarray(value.convert("L" if value.mode in _GREY_MODES else "RGB"))
+    return np.asarray(value)
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        return sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read as a folder ({error})") from error
+
+
+def _image_files(folder: Path) -> dict[str, list[Path]]:
+    """The image files of each class; other files are passed over."""
+    classes = {
+        place.name: sorted(
+            file for file in place.iterdir() if file.suffix.lower() in _SUFFIXES and not file.name.startswith(".")
+        )
+        for place in _folders(folder)
+    }
+    if not classes:
+        raise DataError(f"{folder}: expected one folder of images per class, found no folder")
+    if empty := [name for name, files in classes.items() if not files]:
+        raise DataError(f"{folder / empty[0]}: no images ({', '.join(sorted(_SUFFIXES))})")
+    return classes
+
+
+def _common_form(files: Sequence[Path], size: int | tuple[int, int] | None) -> tuple[str, tuple[int, int]]:
+    """The mode, L or RGB, and the height and width that all images are brought to. Only headers are read."""
+    modes, shapes = zip(*map(_header, files), strict=True)
+    mode = "L" if _GREY_MODES.issuperset(modes) else "RGB"
+    if size is not None:
+        return mode, _height_and_width(size)
+    for file, (height, width) in zip(files, shapes, strict=True):
+        if (height, width) != shapes[0]:
+            first = f"{files[0].name} has {shapes[0][0]}x{shapes[0][1]}"
+            raise DataError(f"{file}: {height}x{width} pixels, but {first}; give a size to scale all images to")
+    return mode, shapes[0]
+
+
+def _height_and_width(size: int | tuple[int, int]) -> tuple[int, int]:
+    sides = size if isinstance(size, tuple | list) else (size, size)
+    if len(sides) != 2 or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise SettingsError(f"size={size!r}: expected a number of pixels, or a height and a width")
+    return sides[0], sides[1]
+
+
+def _header(file: Path) -> tuple[str, tuple[int, int]]:
+    with _opened(file) as image:
+        if image.mode not in _GREY_MODES | _COLOUR_MODES:
+            raise DataError(f"{file}: pixels of kind {image.mode}; expected 8 bits per channel")
+        return image.mode, (image.height, image.width)
+
+
+def _opened(file: Path) -> "Image":
+    from PIL import Image
+
+    try:
+        return Image.open(file)
+    except (OSError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{file}: cannot be read as an image ({error})") from error
+
+
+def _pixels(
+    files: dict[str, list[Path]], labels: Sequence[str], mode: str, shape: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Images [sample, channel, height, width] and their places in `labels`."""
+    chosen = [(labels.index(name), file) for name, members in files.items() for file in members]
+    x = np.empty((len(chosen), 1 if mode == "L" else 3, *shape), dtype=np.uint8)
+    for place, (_, file) in enumerate(chosen):
+        x[place] = np.atleast_3d(_loaded(file, mode, shape)).transpose(2, 0, 1)
+    return x, np.array([label for label, _ in chosen])
+
+
+def _loaded(file: Path, mode: str, shape: tuple[int, int]) -> np.ndarray:
+    from PIL import Image
+
+    height, width = shape
+    try:
+        with _opened(file) as image:
+            # Through the mode with transparency: some palettes have it, and dropping it at once makes Pillow warn.
+            plain = image.convert("RGBA").convert(mode) if image.mode in ("P", "PA") else image.convert(mode)
+            if plain.size != (width, height):
+                plain = plain.resize((width, height), Image.Resampling.BILINEAR)
+            return np.asarray(plain)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(f"{file}: cannot be read as an image ({error})") from error

@@ -1,0 +1,301 @@
+"""The clients of an experiment with everything they hold: data set and split become shards of one pool of samples."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from coterie.data.dataset import Dataset
+from coterie.data.split import TRANSFORMS, Split, SplitRule
+from coterie.errors import DataError, SettingsError
+from coterie.randomness import generator
+
+__all__ = ["Division", "Pool", "Population", "Shard", "populate"]
+
+TestKind = Literal["auto", "own", "labels", "proportions", "global"]
+Scaling = Literal["channel", "unit", "none"]
+Augmentation = Literal["none", "crop-flip"]
+
+_CROP = 4
+"""Pixels around an image that a random crop may reach into, as usual for 32x32 images."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """How each client's data becomes training, validation and test data, and how inputs are prepared."""
+
+    validation: float = 0.1
+    """Share of a client's samples that is kept for validation."""
+
+    test: TestKind = "auto"
+    """What a client is tested on: samples of its `own` that it does not train on, all published test samples of the
+    `labels` it trains on, published test samples in its own label `proportions`, or the whole `global` test set; `auto`
+    is `own`, or `proportions` where the split lets clients share samples."""
+
+    test_share: float = 0.2
+    """Share of a client's samples that is kept for testing, where it is tested on its own."""
+
+    scaling: Scaling = "channel"
+    """Inputs: normalised by mean and deviation per `channel`, bytes divided by 255 (`unit`), or left alone (`none`)."""
+
+    augment: Augmentation = "none"
+    """What is done to training images: nothing, or a random `crop-flip` (four pixels around, and left-right)."""
+
+    server_samples: int = 0
+    """Training samples that the server holds for itself instead of the clients, e.g. for FLIS."""
+
+    def __post_init__(self) -> None:
+        for name in ("validation", "test_share"):
+            if not 0 <= getattr(self, name) < 1:
+                raise SettingsError(f"{name}={getattr(self, name)}: a share in [0, 1)")
+        if self.test in ("auto", "own") and self.validation + self.test_share >= 1:
+            shares = f"validation={self.validation} and test_share={self.test_share}"
+            raise SettingsError(f"{shares}: nothing is left to train on")
+        if self.server_samples < 0:
+            raise SettingsError(f"server_samples={self.server_samples}: 0 or more")
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """What one client holds, as places in the pool."""
+
+    name: str
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+
+    def part(self, part: str) -> np.ndarray:
+        """The samples of a part: train, validation or test."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}[part]
+
+
+@dataclass(frozen=True, eq=False)
+class Population:
+    """All clients, and what the server holds: its own samples to train on and the global test set."""
+
+    x: np.ndarray
+    y: np.ndarray
+    shards: tuple[Shard, ...]
+    server: Shard
+    labels: tuple[str, ...]
+    groups: np.ndarray | None
+    shift: np.ndarray
+    """What is subtracted from inputs, per channel."""
+    scale: np.ndarray
+    """What they are divided by then, per channel."""
+    augment: bool
+    data: str
+    """The name of the data set."""
+
+    def __len__(self) -> int:
+        return len(self.shards)
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are."""
+        return len(self.labels)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return self.x.shape[1:]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the clients are called."""
+        return tuple(shard.name for shard in self.shards)
+
+    def label_counts(self, part: str = "train") -> np.ndarray:
+        """How often each client has each label, [client, class]."""
+        return np.stack([np.bincount(self.y[shard.part(part)], minlength=self.classes) for shard in self.shards])
+
+
+def populate(data: Dataset, split: SplitRule | Split, division: Division | None = None, seed: int = 0) -> Population:
+    """Divide a data set among clients and each client's part into training, validation and test data."""
+    division = division or Division()
+    rng = generator(seed, "server samples")
+    if isinstance(split, SplitRule) and not split.whole_data:
+        probe, rest = _set_aside(data, np.arange(len(data)), division.server_samples, rng)
+        made = split.split(data.subset(rest) if len(probe) else data, seed)
+        indices = [rest[index] for index in made.indices]
+    else:
+        made = split.split(data, seed) if isinstance(split, SplitRule) else split.checked(data)
+        unused = np.setdiff1d(np.arange(len(data)), np.concatenate(made.indices))
+        probe, _ = _set_aside(data, unused, division.server_samples, rng)
+        indices = list(made.indices)
+    kind = division.test
+    if kind == "auto":
+        kind = "proportions" if made.repeats else "own"
+    if kind == "own" and made.repeats:
+        raise SettingsError("test=own: clients of this split share samples, so one trains on what another is tested on")
+    if kind != "own" and data.test is None:
+        raise DataError(f"test={kind}: {data.name} has no test part; set one aside with hold_out, or use test=own")
+    pool = _Samples(data)
+    shards = []
+    for name, index, transform in zip(made.names, indices, made.transforms, strict=True):
+        own = _divided(index, division, kind == "own", generator(seed, "division", name))
+        tests = own[2] if kind == "own" else _published(data, own[0], kind, generator(seed, "test", name))
+        shards.append(Shard(name, *(pool.places(part, transform) for part in (own[0], own[1], tests))))
+    everything = np.arange(len(data), len(data) + (0 if data.test is None else len(data.test)))
+    server = Shard("server", pool.places(probe, None), np.empty(0, np.int64), pool.places(everything, None))
+    shift, scale = _scaling(data, division.scaling)
+    augment = division.augment == "crop-flip"
+    if augment and len(data.shape) != 3:
+        raise SettingsError(f"augment=crop-flip: needs images; {data.name} has inputs of shape {data.shape}")
+    x, y = pool.arrays()
+    return Population(x, y, tuple(shards), server, data.labels, made.groups, shift, scale, augment, data.name)
+
+
+def _set_aside(
+    data: Dataset, available: np.ndarray, count: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    if count > len(available) or (count and count == len(data)):
+        raise SettingsError(f"server_samples={count}: only {len(available)} of {len(data)} samples are free")
+    chosen = np.sort(rng.permutation(available)[:count])
+    return chosen, np.setdiff1d(available, chosen)
+
+
+def _divided(
+    index: np.ndarray, division: Division, own_test: bool, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Training, validation and test samples of one client; every part gets a sample before any gets a second."""
+    index = rng.permutation(index)
+    others = 2 if division.validation and len(index) > 2 else 1
+    tests = _part(len(index), division.test_share if own_test else 0, len(index) - others)
+    validation = _part(len(index), division.validation, len(index) - tests - 1)
+    return index[tests + validation :], index[tests : tests + validation], index[:tests]
+
+
+def _part(samples: int, share: float, most: int) -> int:
+    """A share of a client's samples, at least one if it is wanted, but not more than the other parts can spare."""
+    return min(max(1, round(share * samples)), most) if share > 0 else 0
+
+
+def _published(data: Dataset, train: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarray:
+    """Published test samples for one client, as places behind the training samples."""
+    assert data.test is not None
+    labels, counts = data.test.y, np.bincount(data.y[train], minlength=data.classes)
+    if kind == "global":
+        chosen = np.arange(len(labels))
+    elif kind == "labels":
+        chosen = np.flatnonzero(counts[labels] > 0)
+    else:
+        shares = counts / counts.sum()
+        available = np.bincount(labels, minlength=data.classes)
+        has = shares > 0
+        if (available[has] == 0).any():
+            raise DataError(f"test=proportions: {data.name} has no test samples of some labels that clients train on")
+        # As many as the scarcest class allows without taking a sample twice.
+        total = (available[has] / shares[has]).min()
+        wanted = np.minimum(np.round(shares * total).astype(int), available)
+        picks = [rng.permutation(np.flatnonzero(labels == label))[: wanted[label]] for label in np.flatnonzero(has)]
+        chosen = np.sort(np.concatenate(picks))
+    return chosen + len(data)
+
+
+class _Samples:
+    """The pool under construction: training samples, test samples, and transformed copies of those that need them."""
+
+    def __init__(self, data: Dataset) -> None:
+        parts = [data] if data.test is None else [data, data.test]
+        self.x = [np.concatenate([part.x for part in parts]) if len(parts) > 1 else data.x]
+        self.y = [np.concatenate([part.y for part in parts])]
+        self.total = len(self.y[0])
+        self.copies: dict[str, np.ndarray] = {}
+
+    def places(self, index: np.ndarray, transform: str | None) -> np.ndarray:
+        """Where these samples are, after the transform; copies are made once per sample and transform."""
+        if transform is None:
+            return index
+        known = self.copies.setdefault(transform, np.full(len(self.y[0]), -1, dtype=np.int64))
+        new = index[known[index] < 0]
+        if len(new):
+            known[new] = np.arange(self.total, self.total + len(new))
+            self.total += len(new)
+            self.x.append(np.ascontiguousarray(TRANSFORMS[transform](self.x[0][new])))
+            self.y.append(self.y[0][new])
+        return known[index]
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """All samples and labels."""
+        if len(self.x) == 1:
+            return self.x[0], self.y[0]
+        return np.concatenate(self.x), np.concatenate(self.y)
+
+
+def _scaling(data: Dataset, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
+    channels = data.shape[0]
+    if scaling == "none":
+        return np.zeros(channels), np.ones(channels)
+    if scaling == "unit":
+        return np.zeros(channels), np.full(channels, 255.0 if data.x.dtype == np.uint8 else 1.0)
+    axes = tuple(axis for axis in range(data.x.ndim) if axis != 1)
+    if data.x.dtype == np.uint8:
+        values = np.arange(256.0)
+        hits = [np.bincount(data.x[:, channel].reshape(-1), minlength=256) for channel in range(channels)]
+        mean = np.array([hit @ values / hit.sum() for hit in hits])
+        deviation = np.array([np.sqrt(hit @ (values - m) ** 2 / hit.sum()) for hit, m in zip(hits, mean, strict=True)])
+    else:
+        mean, deviation = data.x.mean(axes, dtype=np.float64), data.x.std(axes, dtype=np.float64)
+    return mean, np.where(deviation > 1e-8, deviation, 1.0)
+
+
+class Pool:
+    """The samples of a population where they are computed with, prepared as they are gathered.
+
+    Images lie channels-last, so that a gathered batch has the memory format in which convolutions are fastest on a CPU.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, factor: Tensor, offset: Tensor, augment: bool) -> None:
+        self.x, self.y, self.factor, self.offset, self.augment = x, y, factor, offset, augment
+        self.images = x.dim() == 4
+
+    @classmethod
+    def of(cls, population: Population, device: torch.device | str, dtype: torch.dtype) -> "Pool":
+        """The pool of a population on a device, with inputs in this precision."""
+        x = population.x
+        channel = (-1,) + (1,) * (x.ndim - 2)
+        if x.ndim == 4:
+            x, channel = np.ascontiguousarray(x.transpose(0, 2, 3, 1)), (-1,)
+        factor = torch.from_numpy(1 / population.scale).to(device, dtype).reshape(channel)
+        offset = torch.from_numpy(-population.shift / population.scale).to(device, dtype).reshape(channel)
+        y = torch.from_numpy(population.y).to(device)
+        return cls(torch.from_numpy(x).to(device), y, factor, offset, population.augment)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the samples are."""
+        return self.x.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of prepared inputs."""
+        return self.factor.dtype
+
+    def inputs(self, index: Tensor, crops: Tensor | None = None) -> Tensor:
+        """Prepared inputs [..., row, *shape] of the samples at these places."""
+        x = self.x[index]
+        if crops is not None:
+            x = _cropped(x, crops)
+        x = torch.addcmul(self.offset, x.to(self.dtype), self.factor)
+        return x.movedim(-1, -3) if self.images else x
+
+    def draw_crops(self, rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
+        """Random places to crop at and whether to flip, [*shape, 3]."""
+        return rng.integers(0, (2 * _CROP + 1, 2 * _CROP + 1, 2), (*shape, 3))
+
+
+def _cropped(x: Tensor, crops: Tensor) -> Tensor:
+    """Windows of padded images [..., height, width, channel] at [..., (top, left, flip)]."""
+    lead, (height, width, _) = x.shape[:-3], x.shape[-3:]
+    x = F.pad(x.flatten(0, len(lead) - 1), (0, 0, _CROP, _CROP, _CROP, _CROP))
+    top, left, flip = crops.reshape(-1, 3).unbind(1)
+    rows = torch.arange(height, device=x.device)[None, :] + top[:, None]
+    columns = torch.arange(width, device=x.device)[None, :]
+    columns = torch.where(flip[:, None] > 0, width - 1 - columns, columns) + left[:, None]
+    picture = torch.arange(len(x), device=x.device)[:, None, None]
+    return x[picture, rows[:, :, None], columns[:, None, :]].unflatten(0, lead)

@@ -1,0 +1,124 @@
+"""What a split is: which samples each client has, how they are transformed, and who truly belongs together."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from coterie.data.dataset import Dataset
+from coterie.errors import DataError, SettingsError, unknown
+from coterie.randomness import generator
+from coterie.registry import Registry
+
+__all__ = ["TRANSFORMS", "Split", "SplitRule", "split_rules"]
+
+TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "rotate-90": lambda x: np.rot90(x, 1, axes=(-2, -1)),
+    "rotate-180": lambda x: np.rot90(x, 2, axes=(-2, -1)),
+    "rotate-270": lambda x: np.rot90(x, 3, axes=(-2, -1)),
+}
+"""What may be done to all inputs of a client, by name: [sample, channel, height, width] to the same."""
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """The clients of a population, before their data is divided into training, validation and test data."""
+
+    indices: tuple[np.ndarray, ...]
+    """The samples of each client, as places in the data set."""
+
+    groups: np.ndarray | None = None
+    """The true group of each client, [client], where the definition has groups."""
+
+    transforms: tuple[str | None, ...] = ()
+    """What is done to each client's inputs: a name in `TRANSFORMS`, or nothing."""
+
+    names: tuple[str, ...] = ()
+    """What the clients are called; by default their numbers."""
+
+    repeats: bool = False
+    """Whether the definition lets a sample be at several clients."""
+
+    def __post_init__(self) -> None:
+        indices = tuple(np.asarray(index, dtype=np.int64) for index in self.indices)
+        object.__setattr__(self, "indices", indices)
+        object.__setattr__(self, "transforms", tuple(self.transforms) or (None,) * len(indices))
+        object.__setattr__(self, "names", tuple(map(str, self.names)) or tuple(map(str, range(len(indices)))))
+        if self.groups is not None:
+            object.__setattr__(self, "groups", np.asarray(self.groups, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """How many samples each client has, [client]."""
+        return np.array([len(index) for index in self.indices], dtype=np.int64)
+
+    def label_counts(self, data: Dataset) -> np.ndarray:
+        """How often each client has each label, [client, class]."""
+        return np.stack([np.bincount(data.y[index], minlength=data.classes) for index in self.indices])
+
+    def checked(self, data: Dataset) -> "Split":
+        """The split itself, or an error that says what is wrong with it for this data."""
+        count = len(self)
+        if count == 0:
+            raise DataError("the split has no clients")
+        lengths = {"names": len(self.names), "transforms": len(self.transforms)}
+        if self.groups is not None:
+            lengths["groups"] = len(self.groups)
+        for field, length in lengths.items():
+            if length != count:
+                raise DataError(f"the split has {count} clients but {length} {field}")
+        if len(set(self.names)) != count:
+            raise DataError("two clients of the split have the same name")
+        empty = [name for name, index in zip(self.names, self.indices, strict=True) if len(index) == 0]
+        if empty:
+            raise DataError(f"{_some('client', empty)} without samples: use fewer clients or a milder split")
+        everything = np.concatenate(self.indices)
+        if everything.min() < 0 or everything.max() >= len(data):
+            raise DataError(f"the split names samples that {data.name} does not have (0 to {len(data) - 1})")
+        if not self.repeats and len(np.unique(everything)) != len(everything):
+            raise DataError("the split gives a sample to several clients")
+        for transform in filter(None, set(self.transforms)):
+            if transform not in TRANSFORMS:
+                raise unknown("transform", transform, TRANSFORMS)
+            if len(data.shape) != 3:
+                raise DataError(f"{transform} needs images; {data.name} has inputs of shape {data.shape}")
+            if transform in ("rotate-90", "rotate-270") and data.shape[-1] != data.shape[-2]:
+                raise DataError(f"{transform} needs square images; {data.name} has {data.shape[-2]}x{data.shape[-1]}")
+        return self
+
+
+@dataclass(frozen=True)
+class SplitRule(ABC):
+    """How samples are divided among clients. Subclasses declare their options as fields and define `divide`."""
+
+    name: ClassVar[str]
+    least_clients: ClassVar[int] = 1
+    whole_data: ClassVar[bool] = False
+    """Whether the rule speaks of samples of the whole data set, so that none can be set aside beforehand."""
+
+    clients: int = 20
+    """How many clients there are."""
+
+    @abstractmethod
+    def divide(self, data: Dataset, rng: np.random.Generator) -> Split:
+        """The split of this data; every draw comes from `rng`."""
+
+    def split(self, data: Dataset, seed: int = 0) -> Split:
+        """The split of this data for a seed, checked."""
+        if self.clients < self.least_clients:
+            raise SettingsError(f"clients={self.clients}: at least {self.least_clients}")
+        return self.divide(data, generator(seed, "split", self.name)).checked(data)
+
+
+split_rules: Registry[SplitRule] = Registry("split")
+"""All split rules by name; `coterie.data.splits` fills it."""
+
+
+def _some(noun: str, names: Sequence[str]) -> str:
+    listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return f"{noun}{'s' if len(names) > 1 else ''} {listed}"

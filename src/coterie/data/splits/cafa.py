@@ -1,0 +1,117 @@
+"""The splits of CAFA.
+
+Zhang et al., "Optimizing Federated Learning on Non-IID Data with Clustering and Model Sharing".
+"""
+
+import numpy as np
+from scipy.special import softmax
+
+from coterie.data.dataset import Dataset
+from coterie.data.split import Split, SplitRule, split_rules
+from coterie.data.splits._dealing import (
+    chunks,
+    cut,
+    cut_to_each,
+    deal,
+    deal_overlapping,
+    log_dirichlet,
+    numbered_classes,
+    require,
+    require_positive,
+    require_samples,
+)
+
+__all__ = ["CAFAClasses", "CAFAMixed"]
+
+
+@split_rules.register("cafa")
+class CAFAClasses(SplitRule):
+    """CAFA's main split: 20 to 40 % of the classes per client, in random unequal sizes.
+
+    The paper says no more than that each client has 2 to 4 of 10 classes and a random amount of data (Section IV-B).
+    Ours: the number of classes is drawn uniformly from 20 to 40 % of all, rounded and at least one, and then the
+    classes; a class that nobody drew takes the place of one that several did, as long as there is one. Each class is
+    cut among its owners by proportions drawn uniformly from the simplex; every owner gets a sample of it, where there
+    are that many. Every sample is dealt out, unless there are too few clients for all classes.
+    """
+
+    def divide(self, data: Dataset, rng: np.random.Generator) -> Split:
+        """Draw classes for each client and cut each class among its owners."""
+        require_samples(data, self.clients)
+        y, available = numbered_classes(data)
+        least, most = (max(1, round(share * len(available))) for share in (0.2, 0.4))
+        numbers = rng.integers(least, most, self.clients, endpoint=True)
+        owned = _all_owned(rng, _drawn_classes(rng, numbers, len(available)))
+        proportions = np.where(owned, rng.standard_exponential(owned.shape), 0)  # normalised, these are uniform
+        counts = np.zeros(owned.shape, dtype=np.int64)
+        for label in np.flatnonzero(owned.any(axis=0)):
+            counts[:, label] = cut_to_each(int(available[label]), proportions[:, label], owned[:, label])
+        return Split(deal(rng, y, counts))
+
+
+@split_rules.register("cafa-mixed")
+class CAFAMixed(SplitRule):
+    """CAFA's test of client classification: some clients IID, the others with one or two classes.
+
+    The IID clients have disjoint random samples. Each other client draws 1 to `classes` classes, and their proportions
+    from a Dirichlet distribution, and takes that many samples of each from the whole data set, at least one, whatever
+    other clients have (Tables II and III; mode 1 of the authors' code). Sizes are equal within one. Where a class has
+    too few samples, the client's other classes make up for it; a client that has all samples of its classes is smaller.
+    The true groups are what the tables score: IID clients (0) and others (1).
+    """
+
+    iid: float = 0.25
+    """Share of the clients that are IID."""
+
+    classes: int = 2
+    """Most classes of a client that is not IID."""
+
+    alpha: float = 0.5
+    """Concentration of the proportions in which such a client has its classes."""
+
+    def __post_init__(self) -> None:
+        require(0 <= self.iid <= 1, "iid", self.iid, "a share in [0, 1]")
+        require(self.classes >= 1, "classes", self.classes, "at least 1")
+        require_positive("alpha", self.alpha)
+
+    def divide(self, data: Dataset, rng: np.random.Generator) -> Split:
+        """Deal to the IID clients, then let the others draw with overlap."""
+        require_samples(data, self.clients)
+        y, available = numbered_classes(data)
+        require(self.classes <= len(available), "classes", self.classes, f"{data.name} has {len(available)} classes")
+        sizes = cut(len(data), np.ones(self.clients))
+        alike = round(self.iid * self.clients)
+        numbers = rng.integers(1, self.classes, self.clients - alike, endpoint=True)
+        owned = _drawn_classes(rng, numbers, len(available))
+        shares = softmax(np.where(owned, log_dirichlet(rng, self.alpha, owned.shape), -np.inf), axis=1)
+        counts = np.zeros(owned.shape, dtype=np.int64)
+        for client, takers in enumerate(owned):
+            wanted = cut_to_each(int(sizes[alike + client]), shares[client], takers)
+            counts[client] = _capped(wanted, np.where(takers, available, 0))
+        indices = chunks(rng, len(data), sizes[:alike]) + deal_overlapping(rng, y, counts)
+        return Split(indices, groups=np.arange(self.clients) >= alike, repeats=True)
+
+
+def _drawn_classes(rng: np.random.Generator, numbers: np.ndarray, classes: int) -> np.ndarray:
+    """Who owns what, [client, class]: as many distinct classes per client as the numbers say."""
+    lots = np.argsort(rng.random((len(numbers), classes)), axis=1)
+    return lots < numbers[:, None]
+
+
+def _all_owned(rng: np.random.Generator, owned: np.ndarray) -> np.ndarray:
+    """The same numbers of classes per client, with every class owned if there are enough places for all."""
+    owned = owned.copy()
+    for label in np.flatnonzero(~owned.any(axis=0)):
+        spare = np.argwhere(owned & (owned.sum(axis=0) > 1))
+        if not len(spare):
+            break
+        client, given = spare[rng.integers(len(spare))]
+        owned[client, [given, label]] = False, True
+    return owned
+
+
+def _capped(counts: np.ndarray, available: np.ndarray) -> np.ndarray:
+    """Counts within what is available; what is over goes to the other classes in turn, as far as there is room."""
+    capped = np.minimum(counts, available)
+    filled = np.minimum(np.cumsum(available - capped), counts.sum() - capped.sum())
+    return capped + np.diff(filled, prepend=0)

@@ -1,0 +1,1 @@
+"""Engines carry programs to clients. Methods import none of them."""

@@ -1,0 +1,76 @@
+"""A program on a group of simulated clients that are computed together."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from coterie.clients import Clients, Round
+from coterie.data.population import Pool, Shard
+from coterie.errors import ProgramError
+from coterie.federation import Call
+from coterie.forms import Form
+from coterie.memory import Memory, Value
+from coterie.nets.net import Net
+from coterie.weights import Stack
+
+__all__ = ["Site", "device_of", "part_of", "run_chunk"]
+
+
+@dataclass(frozen=True)
+class Site:
+    """What a process needs to stand for clients: their data, the net, and how to compute."""
+
+    net: Net
+    pool: Pool
+    shards: Sequence[Shard]
+    common: np.ndarray
+    """The global test set, as places in the pool."""
+    form: Form
+
+    def clients(self, positions: Iterable[int], at: Round, memory: Memory | None = None) -> Clients:
+        """Clients by their positions."""
+        shards = [self.shards[client] for client in positions]
+        return Clients(self.net, self.pool, shards, self.form, at, memory, self.common)
+
+
+def run_chunk(call: Call, memory: Memory, site: Site) -> tuple[dict[str, Value], dict[str, Value]]:
+    """Run a program on clients together: its outputs, and what the clients keep.
+
+    If it fails, it is run for each client alone to find out for which.
+    """
+    clients = site.clients(call.clients, call.at, memory)
+    inputs = {name: value.to(site.pool.device) for name, value in call.each.items()}
+    for name, value in call.shared.items():
+        inputs[name] = _expanded(value.to(site.pool.device), len(clients))
+    try:
+        outputs = call.program(clients, **inputs, **call.settings)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        if len(clients) == 1:
+            cause = f"{type(error).__name__}: {error}"
+            raise ProgramError(f"program {call.program.name} failed on client {clients.names[0]}: {cause}") from error
+        for row in range(len(clients)):
+            run_chunk(part_of(call, np.array([row])), memory.rows(torch.tensor([row])), site)
+        some = ", ".join(clients.names[:5]) + (" ..." if len(clients) > 5 else "")
+        cause = f"{type(error).__name__}: {error}"
+        raise ProgramError(f"program {call.program.name} failed on clients {some} together: {cause}") from error
+    return outputs, clients.kept
+
+
+def part_of(call: Call, rows: np.ndarray) -> Call:
+    """The call for the clients in some of its rows, in this order."""
+    index = torch.from_numpy(rows)
+    each = {name: value[index.to(device_of(value))] for name, value in call.each.items()}
+    return Call(call.program, call.clients[rows], each, call.shared, call.settings, call.at)
+
+
+def device_of(value: Value) -> torch.device:
+    """Where a value is."""
+    return value.parameters.device if isinstance(value, Stack) else value.device
+
+
+def _expanded(value: Value, clients: int) -> Value:
+    return value.expand(clients) if isinstance(value, Stack) else value.expand(clients, *value.shape)

@@ -1,0 +1,236 @@
+"""Worker processes of one thread each, for simulations on a CPU.
+
+A worker is a fresh interpreter that imports Coterie and the modules of the programs it is asked to run, like a real
+site would; so scripts need no `if __name__ == "__main__"`, and nothing is pickled. Calls and results are files in
+shared memory, one line on a pipe says where. The samples are mapped, not copied.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from coterie import wire
+from coterie.clients import Round
+from coterie.data.population import Pool, Shard
+from coterie.engines.simulation.chunk import Site, run_chunk
+from coterie.errors import CoterieError, ProgramError
+from coterie.federation import Call
+from coterie.forms import form_named
+from coterie.memory import Memory, Value
+from coterie.nets import make_net
+from coterie.programs import program_named
+
+__all__ = ["Workers", "serve"]
+
+Result = tuple[dict[str, Value], dict[str, Value]]
+
+wire.record(Round)
+
+
+class Workers:
+    """A pool of worker processes that share one population."""
+
+    def __init__(self, count: int, site: Site) -> None:
+        self.count, self._net = count, site.net
+        pool, net = site.pool, site.net
+        shared_memory = Path("/dev/shm")
+        self._folder = Path(tempfile.mkdtemp(prefix="coterie-", dir=shared_memory if shared_memory.is_dir() else None))
+        tensors = {"x": pool.x, "y": pool.y, "factor": pool.factor, "offset": pool.offset}
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, self._folder / "pool")
+        setup = {
+            "net": net.name,
+            "shape": net.shape,
+            "classes": net.classes,
+            "double": net.dtype == torch.float64,
+            "form": site.form.name,
+            "half": site.form.half,
+            "augment": pool.augment,
+            "shards": [[shard.name, shard.train, shard.validation, shard.test] for shard in site.shards],
+            "common": site.common,
+            "path": sys.path,
+        }
+        wire.write(self._folder / "setup", setup)
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", "from coterie.engines.simulation.workers import serve; serve()"]
+        self._processes = [
+            subprocess.Popen(
+                [*command, str(self._folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                text=True,
+            )
+            for _ in range(count)
+        ]
+        self._numbers = 0
+
+    @staticmethod
+    def can_run(call: Call) -> bool:
+        """Whether a worker can find the program and read its settings."""
+        module = sys.modules.get(call.program.function.__module__)
+        if module is None or module.__name__ == "__main__" or module.__spec__ is None:
+            return False
+        with contextlib.suppress(CoterieError):
+            wire.dump(dict(call.settings))
+            return True
+        return False
+
+    def run(self, calls: Sequence[Call], memories: Sequence[Memory]) -> list[Result]:
+        """The results of calls, in their order; each worker takes the next one when it is done."""
+        self._numbers += 1
+        shared = self._folder / f"shared-{self._numbers}"
+        wire.write(shared, dict(calls[0].shared))
+        waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for number in range(len(calls)):
+            waiting.put(number)
+        results: list[Result | Exception | None] = [None] * len(calls)
+        work = (waiting, calls, memories, shared, results)
+        threads = [
+            threading.Thread(target=self._attend, args=(process, *work), daemon=True) for process in self._processes
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        shared.unlink(missing_ok=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+        return results  # type: ignore[return-value]
+
+    def _attend(
+        self,
+        process: subprocess.Popen[str],
+        waiting: "queue.SimpleQueue[int]",
+        calls: Sequence[Call],
+        memories: Sequence[Memory],
+        shared: Path,
+        results: list[Result | Exception | None],
+    ) -> None:
+        """Keep one worker busy until nothing waits or a call has failed."""
+        while not any(isinstance(result, Exception) for result in results):
+            try:
+                number = waiting.get_nowait()
+            except queue.Empty:
+                return
+            try:
+                results[number] = self._ask(process, calls[number], memories[number], shared)
+            except Exception as error:
+                results[number] = error
+
+    def _ask(self, process: subprocess.Popen[str], call: Call, memory: Memory, shared: Path) -> Result:
+        path = self._folder / f"call-{process.pid}"
+        wire.write(path, _content(call, memory))
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps([call.program.function.__module__, str(path), str(shared)]) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except OSError:
+            line = ""
+        if not line:
+            code = process.wait()
+            ended = f"by signal {-code}" if code < 0 else f"with code {code}"
+            raise CoterieError(f"a worker process ended {ended}: if memory ran out, use fewer workers")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise ProgramError(answer["error"])
+        outputs, kept = wire.read(path, {self._net.name: self._net})
+        return outputs, kept
+
+    def close(self) -> None:
+        """End the workers and remove their files."""
+        for process in self._processes:
+            with contextlib.suppress(OSError):
+                process.stdin.close()  # type: ignore[union-attr]
+            process.stdout.close()  # type: ignore[union-attr]
+        for process in self._processes:
+            process.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __del__(self) -> None:
+        if getattr(self, "_processes", None):
+            self.close()
+
+
+def _content(call: Call, memory: Memory) -> dict[str, Any]:
+    return {
+        "program": call.program.name,
+        "clients": call.clients,
+        "each": dict(call.each),
+        "settings": dict(call.settings),
+        "at": call.at,
+        "memory": {name: [memory.values[name], memory.known[name]] for name in memory},
+    }
+
+
+def serve() -> None:
+    """The life of a worker: answer calls until the pipe is closed, then clean up."""
+    # Ctrl-C reaches the whole group of processes: the parent decides what happens then.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a program prints must not get between the answers
+    site = _site(folder)
+    for line in sys.stdin:
+        module, path, shared = json.loads(line)
+        try:
+            importlib.import_module(module)  # registers the program, and the records in its settings
+            wire.write(Path(path), _answer(site, Path(path), Path(shared)))
+            answer = {}
+        except Exception as error:
+            answer = {"error": str(error)}
+        out.write(json.dumps(answer) + "\n")
+        out.flush()
+    # The parent removes the folder when it ends in order; if it was killed, the last worker does.
+    time.sleep(0.1)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _site(folder: Path) -> Site:
+    """The clients and how to compute, as the parent has put them down."""
+    setup = wire.read(folder / "setup", {})
+    sys.path[:] = setup["path"]
+    with safe_open(folder / "pool", "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    dtype = torch.float64 if setup["double"] else torch.float32
+    net = make_net(setup["net"], tuple(setup["shape"]), setup["classes"], "cpu", dtype)
+    shards = [Shard(*parts) for parts in setup["shards"]]
+    pool = Pool(**tensors, augment=setup["augment"])
+    return Site(net, pool, shards, setup["common"], form_named(setup["form"], setup["half"]))
+
+
+def _answer(site: Site, path: Path, shared: Path) -> list[Any]:
+    """What a call gives: outputs and what clients keep."""
+    nets = {site.net.name: site.net}
+    content = wire.read(path, nets)
+    memory = Memory(len(content["clients"]))
+    for name, (value, known) in content["memory"].items():
+        memory.values[name], memory.known[name] = value, known
+    call = Call(
+        program_named(content["program"]),
+        content["clients"],
+        content["each"],
+        wire.read(shared, nets),
+        content["settings"],
+        content["at"],
+    )
+    return list(run_chunk(call, memory, site))

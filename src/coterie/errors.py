@@ -1,0 +1,30 @@
+"""Errors that name the thing, the value and the way out."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+__all__ = ["CoterieError", "DataError", "ProgramError", "SettingsError", "unknown"]
+
+
+class CoterieError(Exception):
+    """Base of every error that Coterie raises on purpose; the command line prints it without a traceback."""
+
+
+class SettingsError(CoterieError, ValueError):
+    """A setting is unknown, out of range or does not fit the others."""
+
+
+class DataError(CoterieError):
+    """Data is missing, damaged or does not fit the task."""
+
+
+class ProgramError(CoterieError):
+    """A program failed on a client; the message names the client and the cause is chained."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> SettingsError:
+    """The error for a name that is not known, with the nearest known ones."""
+    names = sorted(known)
+    near = get_close_matches(str(name).lower(), names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(names)}"
+    return SettingsError(f"unknown {kind} {name!r}: {hint}")

@@ -1,0 +1,396 @@
+"""The port between methods and clients: a method asks the federation to run a program, and mixes what comes back."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie import mixing, sampling
+from coterie.clients import Clients, Round, new_models
+from coterie.errors import CoterieError
+from coterie.ledger import Direction, Ledger
+from coterie.memory import Value
+from coterie.nets.net import Net
+from coterie.programs import Program
+from coterie.randomness import generator
+from coterie.training import LocalTraining
+from coterie.weights import Changes, Models, Stack
+
+__all__ = ["Answers", "Call", "Engine", "Federation", "Replies"]
+
+log = logging.getLogger("coterie")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A program with its inputs, for some clients: what an engine carries."""
+
+    program: Program
+    clients: np.ndarray
+    """Positions of the clients, ascending."""
+    each: Mapping[str, Value] = field(default_factory=dict)
+    """Inputs with a row per client."""
+    shared: Mapping[str, Value] = field(default_factory=dict)
+    """Inputs that are the same for all."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    at: Round = field(default_factory=Round)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What came back: who answered, and their outputs in that order."""
+
+    clients: np.ndarray
+    outputs: Mapping[str, Value]
+
+
+class Engine(Protocol):
+    """Carries programs to clients, which have positions from 0 on."""
+
+    @property
+    def net(self) -> Net:
+        """The net that is trained."""
+        ...
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What the clients are called."""
+        ...
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Training samples of each client."""
+        ...
+
+    @property
+    def server(self) -> Sequence[int]:
+        """Positions of the parts of the global test set: they can be scored like clients."""
+        ...
+
+    def run(self, call: Call) -> Answers:
+        """Run a program on clients."""
+        ...
+
+    def reject(self, clients: np.ndarray) -> None:
+        """Forget what these clients have kept since the last commit."""
+        ...
+
+    def commit(self) -> None:
+        """Make final what clients have kept in this round."""
+        ...
+
+    def rollback(self) -> None:
+        """Forget what all clients have kept in this round."""
+        ...
+
+    def reset(self) -> None:
+        """Forget everything that clients keep: a new run begins."""
+        ...
+
+    def checkpoint(self) -> Any:
+        """What clients keep, to be stored with a checkpoint."""
+        ...
+
+    def restore(self, content: Any) -> None:
+        """Go back to a checkpoint."""
+        ...
+
+    def server_clients(self, at: Round) -> Clients:
+        """The `Clients` interface over what the server itself holds."""
+        ...
+
+    def explain(self) -> str:
+        """How it computes, and why."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds, such as worker processes."""
+        ...
+
+
+class Replies:
+    """What clients sent back: each output of the program as an attribute, with a row per client that answered."""
+
+    def __init__(self, clients: np.ndarray, outputs: Mapping[str, Value], sizes: Tensor) -> None:
+        self.clients = clients
+        """Positions of the clients that answered, ascending."""
+        self.outputs = dict(outputs)
+        self._sizes = sizes
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def __getattr__(self, name: str) -> Any:
+        outputs = self.__dict__.get("outputs", {})
+        if name in outputs:
+            return outputs[name]
+        raise AttributeError(f"the program returned no {name!r}, only {', '.join(outputs) or 'nothing'}")
+
+    @property
+    def samples(self) -> Tensor:
+        """Training samples of the clients that answered, [client]."""
+        return self._sizes
+
+    def average(self, weighting: str = "samples", of: str = "model") -> Any:
+        """The mean of an output over the clients, weighted by their samples or uniformly: a single model."""
+        weights = mixing.by_samples(self.samples) if weighting == "samples" else mixing.uniform(len(self))
+        return (weights @ self.outputs[of])[0]
+
+
+class Federation:
+    """Clients that can be asked to run programs, in a run of rounds."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        seed: int = 0,
+        arrivals: Mapping[int, int] | None = None,
+        true_groups: np.ndarray | None = None,
+    ) -> None:
+        self._engine, self.seed, self.true_groups = engine, seed, true_groups
+        self.keep_last = False
+        self.ledger = Ledger()
+        self.round, self.rounds = 0, 0
+        self._method_at_work = False
+        self._arrivals = np.zeros(len(engine.names), dtype=np.int64)
+        for client, arrival in (arrivals or {}).items():
+            if not 0 <= client < len(engine.names):
+                raise CoterieError(f"arrivals: there is no client {client} (0 to {len(engine.names) - 1})")
+            self._arrivals[client] = arrival
+
+    @property
+    def net(self) -> Net:
+        """The net that is trained."""
+        return self._engine.net
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What the clients are called, present or not."""
+        return self._engine.names
+
+    @property
+    def sizes(self) -> Tensor:
+        """Training samples of every client, [client]."""
+        return torch.tensor(self._engine.sizes)
+
+    @property
+    def clients(self) -> np.ndarray:
+        """Positions of the clients that are there in this round."""
+        return np.flatnonzero(self._arrivals <= max(self.round, 1))
+
+    def new_model(self) -> Models:
+        """A freshly initialised model: the one that every run of this seed starts from."""
+        return new_models(self.net, self.seed)
+
+    def new_models(self, count: int) -> Models:
+        """Several freshly initialised models, each different; the first is `new_model`."""
+        return new_models(self.net, self.seed, count)
+
+    def generator(self, purpose: str) -> np.random.Generator:
+        """A generator for the server's draws, keyed by purpose and round."""
+        return generator(self.seed, "server", purpose, self.round)
+
+    def sample(self, participation: float = 1.0) -> np.ndarray:
+        """The cohort of this round: a share of the clients that are there, each equally likely."""
+        present = self.clients
+        count = sampling.cohort_size(participation, len(present))
+        return sampling.uniform(present, count, self.generator("sample"))
+
+    @property
+    def server(self) -> "ServerData":
+        """What the server itself holds, e.g. FLIS's probe images."""
+        return ServerData(self._engine.server_clients(self._at()))
+
+    def run(
+        self, program: Program, clients: Any = None, *, each: Any = None, shared: Any = None, **settings: Any
+    ) -> Replies:
+        """Run a program on clients and bring back what it returns.
+
+        `each` gives inputs with a row per client, `shared` the same input to all: one value for the program's first
+        input, or a dict by name. Everything else is a setting. Inside the program every input has the client as first
+        axis. Clients that do not answer, or answer with numbers that are not finite, are missing in the replies.
+        """
+        if program.scoring:
+            raise CoterieError(f"program {program.name} reads test data: it is for scoring, not for methods")
+        return self._run(program, clients, each, shared, settings)
+
+    def score(self, program: Program, clients: np.ndarray, each: Any, shared: Any, **settings: Any) -> dict[str, Any]:
+        """Run a program that may read test data, for `coterie.scoring`; its traffic is counted as evaluation."""
+        if self._method_at_work:
+            raise CoterieError("test data is for scoring only: a method can reach train and validation data")
+        return self._run(program, clients, each, shared, settings, scoring=True).outputs
+
+    @contextmanager
+    def method_at_work(self) -> Iterator[None]:
+        """While a method's own code runs: test data is out of reach, and a failure leaves no trace at the clients."""
+        self._method_at_work = True
+        try:
+            yield
+        except BaseException:
+            self._engine.rollback()
+            raise
+        finally:
+            self._method_at_work = False
+
+    def _at(self, scoring: bool = False) -> Round:
+        return Round(self.seed, self.round, scoring, self.keep_last)
+
+    def _run(
+        self, program: Program, clients: Any, each: Any, shared: Any, settings: Mapping[str, Any], scoring: bool = False
+    ) -> Replies:
+        positions = self.clients if clients is None else np.unique(np.asarray(clients, dtype=np.int64))
+        if clients is not None and len(positions) != len(np.atleast_1d(clients)):
+            raise CoterieError("a client is asked twice in one call")
+        if clients is not None and each is not None and (np.diff(np.asarray(clients)) < 0).any():
+            raise CoterieError("clients must be in ascending order, as their rows in `each` are")
+        call = Call(
+            program,
+            positions,
+            _bound(program, each, self.net.dtype, rows=len(positions)),
+            _bound(program, shared, self.net.dtype),
+            {name: self._resolved(value) for name, value in settings.items()},
+            self._at(scoring),
+        )
+        _check_inputs(call)
+        if len(positions) == 0:
+            raise CoterieError(f"program {program.name}: no clients to run on")
+        crosses = bool((positions < len(self.names)).all())  # what the server holds itself does not travel
+        if crosses:
+            self._count(call.each, "evaluation" if scoring else "down")
+            self._count(call.shared, "evaluation" if scoring else "down", times=len(positions))
+        answers = self._engine.run(call)
+        if crosses:
+            self._count(answers.outputs, "evaluation" if scoring else "up")
+        answers = answers if scoring else self._accepted(program, answers)
+        real = answers.clients[answers.clients < len(self.names)]
+        sizes = answers.outputs.get("samples", self.sizes[torch.from_numpy(real)])
+        assert isinstance(sizes, Tensor)
+        return Replies(answers.clients, answers.outputs, sizes.cpu())
+
+    def _resolved(self, value: Any) -> Any:
+        return value.at(self.round, self.rounds) if isinstance(value, LocalTraining) else value
+
+    def _accepted(self, program: Program, answers: Answers) -> Answers:
+        """The answers without those that are not finite: they cost the client its contribution, nothing else."""
+        fine = torch.ones(len(answers.clients), dtype=torch.bool)
+        for value in answers.outputs.values():
+            for tensor in value.tensors if isinstance(value, Stack) else (value,):
+                if tensor.is_floating_point():
+                    fine &= torch.isfinite(tensor).reshape(len(tensor), -1).all(dim=1).cpu()
+        if fine.all():
+            return answers
+        rejected = answers.clients[~fine.numpy()]
+        names = ", ".join(self.names[client] for client in rejected[:5]) + (" ..." if len(rejected) > 5 else "")
+        log.warning(
+            "round %d, %s: client %s answered with numbers that are not finite", self.round, program.name, names
+        )
+        if not fine.any():
+            raise CoterieError(
+                f"round {self.round}: no client gave finite numbers ({program.name}); a lower rate or clipping may help"
+            )
+        self._engine.reject(rejected)
+        return Answers(answers.clients[fine.numpy()], {name: value[fine] for name, value in answers.outputs.items()})
+
+    def _count(self, values: Mapping[str, Value], direction: Direction, times: int = 1) -> None:
+        for name, value in values.items():
+            kind = "model" if isinstance(value, Models) else name.replace("_", " ")
+            size = value.size if isinstance(value, Stack) else value.numel() * value.element_size()
+            self.ledger.add(direction, kind, size * times)
+
+    # The course of a run, for `fit`
+
+    def begin(self, rounds: int, keep_last: bool = False) -> None:
+        """Start anew: nothing remembered, nothing counted, before the first of so many rounds."""
+        self.round, self.rounds, self.keep_last = 0, rounds, keep_last
+        self.ledger = Ledger()
+        self._engine.reset()
+
+    def commit(self) -> None:
+        """The round is done: what clients kept in it is final."""
+        self._engine.commit()
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Everything that a run in progress needs besides the method's state."""
+        return {"round": self.round, "ledger": self.ledger.by_kind(), "clients": self._engine.checkpoint()}
+
+    def restore(self, content: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.round = content["round"]
+        self.ledger.restore(content["ledger"])
+        self._engine.restore(content["clients"])
+
+    def explain(self) -> str:
+        """How the engine computes, and why."""
+        return self._engine.explain()
+
+    def close(self) -> None:
+        """Give back what the engine holds, such as worker processes."""
+        self._engine.close()
+
+    @property
+    def global_test(self) -> Sequence[int]:
+        """Positions that hold the global test set, for scoring."""
+        return self._engine.server
+
+
+class ServerData:
+    """What the server itself holds, with the same questions that can be put to clients."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+        return int(self._clients.sizes[0])
+
+    def predict(self, models: Models) -> Tensor:
+        """What models [model] give for the server's samples, [model, row, class], before the softmax."""
+        return self._clients.predict(models.expand(1), self._clients.inputs())[0]
+
+    def label_counts(self) -> Tensor:
+        """How often the server has each label, [class]."""
+        return self._clients.label_counts()[0]
+
+
+def _bound(program: Program, values: Any, dtype: torch.dtype, rows: int | None = None) -> dict[str, Value]:
+    """Inputs by name: a single value is for the program's first input. Plain numbers come in the models' precision."""
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        if not program.inputs:
+            raise CoterieError(f"program {program.name} takes no inputs")
+        values = {program.inputs[0]: values}
+    bound = {
+        name: value if isinstance(value, Models | Changes) else _tensor(value, dtype) for name, value in values.items()
+    }
+    for name, value in bound.items():
+        if rows is not None and (not value.shape or value.shape[0] != rows):
+            raise CoterieError(f"program {program.name}: {name} has shape {tuple(value.shape)} for {rows} clients")
+    return bound
+
+
+def _tensor(value: Any, dtype: torch.dtype) -> Tensor:
+    if isinstance(value, Tensor | np.ndarray):
+        return torch.as_tensor(value)
+    tensor = torch.as_tensor(value, dtype=torch.float64 if _has_floats(value) else None)
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _has_floats(value: Any) -> bool:
+    return any(map(_has_floats, value)) if isinstance(value, list | tuple) else isinstance(value, float)
+
+
+def _check_inputs(call: Call) -> None:
+    given = [*call.each, *call.shared, *call.settings]
+    for name in given:
+        if name not in call.program.inputs:
+            inputs = ", ".join(call.program.inputs)
+            raise CoterieError(f"program {call.program.name} has no input {name!r}; it has {inputs or 'none'}")
+        if given.count(name) > 1:
+            raise CoterieError(f"program {call.program.name}: {name} is given twice")

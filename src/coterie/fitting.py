@@ -1,0 +1,200 @@
+"""The course of a run: rounds, scoring, records, checkpoints."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from coterie.agreement import agreement
+from coterie.errors import SettingsError
+from coterie.federation import Federation
+from coterie.method import Method
+from coterie.scoring import ClientScores, Scoring, score, spread
+from coterie.serving import Served
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Checkpoint", "Observer", "Result", "fit"]
+
+Record = dict[str, Any]
+"""Figures of one round or one client, as they stand in a run folder's files."""
+
+
+@dataclass
+class Checkpoint:
+    """A run between two rounds: everything that is needed to go on, to the last bit."""
+
+    state: Any
+    federation: dict[str, Any]
+    seconds: float
+    rounds: list[Record] = field(default_factory=list)
+    groups: list[Record] = field(default_factory=list)
+
+
+class Observer(Protocol):
+    """Somebody who follows a run: a progress bar, a run folder."""
+
+    def round_done(self, checkpoint: Checkpoint, record: Record | None, groups: Record | None) -> None:
+        """A round is done; the record is there if it was evaluated, the groups if they changed."""
+        ...
+
+    def run_done(self, checkpoint: Checkpoint, result: "Result") -> None:
+        """All rounds are done."""
+        ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave."""
+
+    summary: Record
+    """The figures of the last and of the best round, and what it cost."""
+    rounds: list[Record]
+    """One record per evaluated round."""
+    clients: list[Record]
+    """One record per client."""
+    groups: list[Record]
+    """Who was grouped with whom, each time that changed."""
+    state: Any
+    """The method's last state."""
+    served: Served
+    """What each client predicts with."""
+
+    def plot(self) -> "Figure":
+        """A figure of the accuracy over rounds and of every client's accuracy at the end."""
+        from coterie.report.figures import run_figure
+
+        return run_figure(self)
+
+
+def fit(
+    method: Method,
+    fed: Federation,
+    *,
+    scoring: Scoring | None = None,
+    true_groups: Sequence[int] | None = None,
+    observers: Sequence[Observer] = (),
+    resume: Checkpoint | None = None,
+    describe: Record | None = None,
+) -> Result:
+    """Run a method on a federation from the beginning, or on from a checkpoint.
+
+    Two fits with the same settings give the same numbers to the last bit, and so does one that was resumed; only keys
+    that end in `seconds` differ.
+    """
+    scoring = scoring or Scoring()
+    if scoring.top >= fed.net.classes:
+        raise SettingsError(f"top={scoring.top}: with {fed.net.classes} classes every prediction would be right")
+    truth = fed.true_groups if true_groups is None else np.asarray(true_groups)
+    fed.begin(method.rounds, keep_last="last" in scoring.views)
+    started = time.perf_counter()
+    if resume is None:
+        with fed.method_at_work():
+            state = method.begin(fed)
+        fed.commit()
+        rounds: list[Record] = []
+        groups: list[Record] = []
+    else:
+        fed.restore(resume.federation)
+        state, rounds, groups = resume.state, resume.rounds, resume.groups
+        started -= resume.seconds
+    scores, served = None, None
+    for number in range(fed.round + 1, method.rounds + 1):
+        fed.round = number
+        with fed.method_at_work():
+            state = method.round(fed, state)
+            served = method.serve(fed, state)
+        fed.commit()
+        record = change = None
+        if number % scoring.evaluate_every == 0 or number == method.rounds:
+            scores = score(fed, served, scoring, method.local)
+            change = _group_change(number, scores, groups)
+            record = _round_record(fed, scores, time.perf_counter() - started)
+            rounds.append(record)
+        checkpoint = Checkpoint(state, fed.checkpoint(), time.perf_counter() - started, rounds, groups)
+        for observer in observers:
+            observer.round_done(checkpoint, record, change)
+    if scores is None or served is None:  # resumed after the last round
+        with fed.method_at_work():
+            served = method.serve(fed, state)
+        scores = score(fed, served, scoring, method.local)
+        fed.restore(resume.federation)  # type: ignore[union-attr]  # scoring again must not count twice
+    clients = [_client_record(fed, scores, row, truth) for row in range(len(scores.clients))]
+    summary = _summary(method, fed, rounds, groups, scores, truth, describe or {})
+    result = Result(summary, rounds, clients, groups, state, served)
+    last = Checkpoint(state, fed.checkpoint(), time.perf_counter() - started, rounds, groups)
+    for observer in observers:
+        observer.run_done(last, result)
+    return result
+
+
+def _group_change(number: int, scores: ClientScores, groups: list[Record]) -> Record | None:
+    """The groups of this round, if they are others than before."""
+    if scores.groups is None:
+        return None
+    found = scores.groups.tolist()
+    if groups and groups[-1]["groups"] == found:
+        return None
+    groups.append({"round": number, "groups": found})
+    return groups[-1]
+
+
+def _round_record(fed: Federation, scores: ClientScores, seconds: float) -> Record:
+    record: Record = {"round": fed.round}
+    record |= {f"accuracy_{name}": value for name, value in spread(scores.accuracy).items()}
+    record["loss_mean"] = spread(scores.loss)["mean"]
+    record["validation_accuracy"] = spread(scores.validation)["mean"]
+    record["groups"] = None if scores.groups is None else len(set(scores.groups[scores.clients].tolist()))
+    for direction in ("up", "down", "peer", "evaluation"):
+        record[f"bytes_{direction}"] = fed.ledger.total(direction)
+    record["seconds"] = round(seconds, 3)
+    if "global_accuracy" in scores.more:
+        globally = spread(scores.more["global_accuracy"])
+        record |= {f"global_accuracy_{name}": globally[name] for name in ("mean", "min", "max")}
+    for view in ("adapted", "last"):
+        if f"accuracy_{view}" in scores.more:
+            record[f"accuracy_{view}_mean"] = spread(scores.more[f"accuracy_{view}"])["mean"]
+    return record
+
+
+def _client_record(fed: Federation, scores: ClientScores, row: int, truth: np.ndarray | None) -> Record:
+    client = int(scores.clients[row])
+    record: Record = {
+        "client": fed.names[client],
+        "samples": int(fed.sizes[client]),
+        "true_group": None if truth is None else int(truth[client]),
+        "group_found": None if scores.groups is None else int(scores.groups[client]),
+        "accuracy": _number(scores.accuracy[row]),
+        "loss": _number(scores.loss[row]),
+    }
+    record |= {name: _number(values[row]) for name, values in scores.more.items()}
+    return record | {"steps": int(scores.steps[row]), "rounds_taken_part": int(scores.rounds[row])}
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _summary(
+    method: Method,
+    fed: Federation,
+    rounds: list[Record],
+    groups: list[Record],
+    scores: ClientScores,
+    truth: np.ndarray | None,
+    describe: Record,
+) -> Record:
+    judged = [record for record in rounds if record["validation_accuracy"] is not None]
+    # The best round is the best on validation data, and the earliest of equals.
+    best = max(judged, key=lambda record: (record["validation_accuracy"], -record["round"]), default=None)
+    last = {name: value for name, value in rounds[-1].items() if name != "round"}
+    summary: Record = {"method": method.name, "clients": len(fed.names), "rounds": method.rounds, "seed": fed.seed}
+    summary |= describe | {"parameters": fed.net.parameters.total} | last | {"best_round": best}
+    if truth is not None and scores.groups is not None:
+        there = scores.clients
+        summary |= agreement(scores.groups[there], truth[there])
+        summary["stable_since"] = groups[-1]["round"]
+    return summary | {"ledger": fed.ledger.by_kind()}

@@ -1,0 +1,169 @@
+"""Two forms of the same computation: `loop`, one client after another in plain PyTorch, and `vectorised`, many at once.
+
+The loop is the reference, and the faster one for larger nets on a CPU; the vectorised form puts the clients along a new
+axis with `vmap`, which is faster for small nets and on a GPU. They agree in float64 to the rounding of sums.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from coterie.data.population import Pool
+from coterie.errors import unknown
+from coterie.nets.layers import Pass
+from coterie.nets.net import Net
+from coterie.training import Batch, Lane, LocalModel, Objective, Terms, train_lanes
+from coterie.weights import Models
+
+__all__ = ["FORMS", "Form", "Loop", "Vectorised", "form_named"]
+
+BatchTensors = dict[str, Tensor]
+
+
+class Form(ABC):
+    """How models of many clients are run and differentiated."""
+
+    name: str
+
+    def __init__(self, half: bool = False) -> None:
+        self.half = half
+
+    def casting(self, net: Net) -> AbstractContextManager[object]:
+        """Runs nets in bfloat16 where that was asked for; parameters and sums stay as they are."""
+        return torch.autocast(net.device.type, torch.bfloat16) if self.half else nullcontext()
+
+    @abstractmethod
+    def train(
+        self,
+        pool: Pool,
+        lanes: Sequence[Lane],
+        start: Models,
+        terms: Terms,
+        objective: Objective,
+        sample_weights: Tensor | None = None,
+    ) -> tuple[Models, Tensor]:
+        """The trained models [lane] and their losses in the last epoch [lane]."""
+
+    @abstractmethod
+    def outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
+        """What models [n] give for inputs [n, row, ...], or for the same inputs [row, ...] if they are shared."""
+
+    def loss_function(self, net: Net, objective: Objective):  # type: ignore[no-untyped-def]
+        """The objective of one client as a function of flat vectors, for autograd."""
+        several = getattr(objective, "batches", 1) > 1
+
+        def loss(
+            parameters: Tensor, buffers: Tensor, batches: tuple[BatchTensors, ...], key: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            model = LocalModel(net, parameters, buffers, Pass(training=True, key=key))
+            given = tuple(Batch(**tensors) for tensors in batches)
+            with self.casting(net):
+                value = objective(model, given if several else given[0], key)
+            return value.to(net.dtype), model.buffers
+
+        return loss
+
+
+class Loop(Form):
+    """One client after another, with plain autograd."""
+
+    name = "loop"
+
+    def train(
+        self,
+        pool: Pool,
+        lanes: Sequence[Lane],
+        start: Models,
+        terms: Terms,
+        objective: Objective,
+        sample_weights: Tensor | None = None,
+    ) -> tuple[Models, Tensor]:
+        """Train the lanes one by one."""
+        loss = self.loss_function(start.net, objective)
+
+        def gradients(
+            parameters: Tensor, buffers: Tensor, batches: tuple[Batch, ...], keys: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            leaf = parameters[0].detach().requires_grad_()
+            alone = tuple({name: tensor[0] for name, tensor in _tensors(batch).items()} for batch in batches)
+            value, after = loss(leaf, buffers[0], alone, keys[0])
+            (gradient,) = torch.autograd.grad(value, leaf)
+            return value.detach()[None], gradient[None], after.detach()[None]
+
+        streams = getattr(objective, "batches", 1)
+        results = []
+        for number, lane in enumerate(lanes):
+            row = slice(number, number + 1)
+            weights = None if sample_weights is None else sample_weights[row]
+            results.append(train_lanes(pool, [lane], start[row], terms.rows(row), gradients, streams, weights))
+        return Models.cat([models for models, _ in results]), torch.cat([losses for _, losses in results])
+
+    def outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
+        """Run the models one by one."""
+        net = models.net
+        with torch.no_grad(), self.casting(net):
+            rows = [
+                net(models.parameters[row], models.buffers[row], (x if shared else x[row],), Pass())[0]
+                for row in range(len(models))
+            ]
+        return torch.stack(rows).to(net.dtype)
+
+
+class Vectorised(Form):
+    """Many clients at once, along a new first axis of every tensor. One alone is none: plain kernels are faster."""
+
+    name = "vectorised"
+
+    def train(
+        self,
+        pool: Pool,
+        lanes: Sequence[Lane],
+        start: Models,
+        terms: Terms,
+        objective: Objective,
+        sample_weights: Tensor | None = None,
+    ) -> tuple[Models, Tensor]:
+        """Train all lanes together."""
+        if len(lanes) == 1:
+            return Loop(self.half).train(pool, lanes, start, terms, objective, sample_weights)
+        step = vmap(grad_and_value(self.loss_function(start.net, objective), has_aux=True))
+
+        def gradients(
+            parameters: Tensor, buffers: Tensor, batches: tuple[Batch, ...], keys: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            gradient, (value, after) = step(parameters, buffers, tuple(_tensors(batch) for batch in batches), keys)
+            return value, gradient, after
+
+        return train_lanes(pool, lanes, start, terms, gradients, getattr(objective, "batches", 1), sample_weights)
+
+    def outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
+        """Run all models together."""
+        if len(models) == 1:
+            return Loop(self.half).outputs(models, x, shared)
+        net = models.net
+
+        def run(parameters: Tensor, buffers: Tensor, inputs: Tensor) -> Tensor:
+            return net(parameters, buffers, (inputs,), Pass())[0]
+
+        with torch.no_grad(), self.casting(net):
+            result = vmap(run, in_dims=(0, 0, None if shared else 0))(models.parameters, models.buffers, x)
+        return result.to(net.dtype)
+
+
+FORMS: dict[str, type[Form]] = {form.name: form for form in (Loop, Vectorised)}
+
+
+def form_named(name: str, half: bool = False) -> Form:
+    """A form by name."""
+    if name not in FORMS:
+        raise unknown("form", name, FORMS)
+    return FORMS[name](half)
+
+
+def _tensors(batch: Batch) -> BatchTensors:
+    """What the batch consists of, without what it does not have: vmap takes tensors only."""
+    return {name: tensor for name, tensor in vars(batch).items() if tensor is not None}

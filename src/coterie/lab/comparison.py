@@ -1,0 +1,74 @@
+"""Several methods and seeds in the same world, and what to call runs that stand side by side."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from coterie.fitting import Observer, Result
+from coterie.lab.experiment import NewFolder, run
+from coterie.lab.folder import WITHOUT_EFFECT
+from coterie.method import Method
+from coterie.settings import Settings
+
+__all__ = ["Entry", "compare", "names_apart"]
+
+Entry = tuple[Settings, Result]
+"""A run and its settings."""
+
+
+def compare(
+    settings: Sequence[Settings],
+    seeds: int = 1,
+    out: Path | NewFolder | None = None,
+    resume: bool = False,
+    watch: Callable[[Method, int], Sequence[Observer]] = lambda method, seed: (),
+) -> list[Entry]:
+    """Run each of the settings, which share a world, with so many seeds; each run gets a folder below `out`.
+
+    What was finished before is not run again if `resume` is set. `watch` gives the observers of a run.
+    """
+    entries = []
+    for number in range(seeds):
+        # The world, and an engine with everything in it, is made once for all methods of a seed.
+        world = settings[0].world.reseeded(settings[0].world.seed + number)
+        fed = world.federation()
+        try:
+            parent = out.make() if isinstance(out, NewFolder) else out
+            for one in settings:
+                one = replace(one, world=world)
+                folder = None if parent is None else parent / f"{one.method.name}-seed{world.seed}"
+                entries.append((one, run(one, folder, resume, watch(one.method, world.seed), fed)))
+        finally:
+            fed.close()
+    return entries
+
+
+def names_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What to call runs with these settings: the method, and whatever sets a run apart from others but for its seed.
+
+    An option sets runs apart that have it, or could have: `mu` does not set FedProx apart from FedAvg.
+    """
+    flat = [_flat(table) for table in settings]
+    names = []
+    for mine in flat:
+        differences = []
+        for key, value in mine.items():
+            part, _, option = key.rpartition(".")
+            kind = f"{part}.name"
+            comparable = [other for other in flat if key in other or other.get(kind) == mine.get(kind)]
+            if key != "method.name" and any(other.get(key) != value for other in comparable):
+                differences.append(str(value) if option == "name" else f"{option}={value}")
+        names.append(", ".join([str(mine.get("method.name")), *differences]))
+    return names
+
+
+_NO_DIFFERENCE = WITHOUT_EFFECT | {"format", "seed", "data.labels"}
+
+
+def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the outcome of a run besides its seed, by names such as `split.alpha`."""
+    flat: dict[str, Any] = {}
+    for name, value in table.items():
+        flat |= {f"{name}.{key}": one for key, one in value.items()} if isinstance(value, Mapping) else {name: value}
+    return {name: value for name, value in flat.items() if name not in _NO_DIFFERENCE}

@@ -1,0 +1,211 @@
+"""A run is a folder that anyone can read with a text editor, and that a killed run goes on from.
+
+settings.toml   everything that decides the run
+rounds.jsonl    one line per evaluated round, appended as it goes
+groups.jsonl    who was grouped with whom, a line each time that changed
+clients.jsonl   one line per client, at the end
+summary.json    the last and the best round, at the end
+state/          the newest checkpoint
+"""
+
+import json
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from coterie import wire
+from coterie.errors import CoterieError, DataError, SettingsError
+from coterie.fitting import Checkpoint, Record, Result
+from coterie.nets.net import Net
+from coterie.settings import check_format, read_table
+
+__all__ = ["WITHOUT_EFFECT", "RunFolder", "StoredRun", "read_lines", "require_empty", "write_whole"]
+
+WITHOUT_EFFECT = frozenset({"coterie", "data.data_dir", "computing.workers", "computing.memory"})
+"""Settings that change no result: where data lies, how the work is spread, and the version that wrote them."""
+
+_SAVING = 0.1
+"""Share of the time that saving checkpoints may take."""
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """What a run folder says."""
+
+    path: Path
+    settings: dict[str, Any]
+    summary: Record | None
+    rounds: list[Record]
+    clients: list[Record]
+    groups: list[Record]
+
+    @classmethod
+    def read(cls, path: Path) -> "StoredRun":
+        """The run in a folder, finished or not."""
+        if not (path / "settings.toml").is_file():
+            raise SettingsError(f"{path}: not a run folder (it has no settings.toml)")
+        settings = read_table(path / "settings.toml")
+        check_format(settings)
+        return cls(
+            path,
+            settings,
+            _read_summary(path / "summary.json"),
+            read_lines(path / "rounds.jsonl"),
+            read_lines(path / "clients.jsonl"),
+            read_lines(path / "groups.jsonl"),
+        )
+
+
+class RunFolder:
+    """Writes a run as it goes. Nothing that exists is overwritten, and every file is whole at any moment."""
+
+    def __init__(self, path: Path, table: Mapping[str, Any]) -> None:
+        self.path, self._table = path, dict(table)
+        self._saved, self._cost = time.monotonic(), 0.0
+
+    @property
+    def _state(self) -> Path:
+        return self.path / "state" / "checkpoint.safetensors"
+
+    @property
+    def _clock(self) -> Path:
+        # Apart from the state: two runs with the same settings have the same state, but took different time.
+        return self.path / "state" / "clock.json"
+
+    def open(self, net: Net, resume: bool) -> Checkpoint | None:
+        """Make the folder, or take up the run that is in it if told to: its newest checkpoint, if it has one."""
+        if resume and (self.path / "settings.toml").is_file():
+            return self._resume(net)
+        # What a run leaves that was killed while it made its folder does not keep another try from beginning.
+        require_empty(self.path, but={"state", "settings.toml.part"} if resume else set())
+        try:
+            # Not there before: of two runs that are started at once, one gets the folder.
+            (self.path / "state").mkdir(parents=True, exist_ok=resume)
+            write_whole(self.path / "settings.toml", tomli_w.dumps(self._table))
+            for name in ("rounds.jsonl", "groups.jsonl"):
+                (self.path / name).touch()
+        except FileExistsError as error:
+            raise SettingsError(f"out={self.path}: another run has just taken it") from error
+        except OSError as error:
+            raise SettingsError(f"out={self.path}: cannot be written ({error.strerror})") from error
+        return None
+
+    def _resume(self, net: Net) -> Checkpoint | None:
+        stored = StoredRun.read(self.path)
+        differences = _differences(self._table, stored.settings)
+        if differences:
+            more = "; ..." if len(differences) > 3 else ""
+            raise SettingsError(
+                f"out={self.path}: holds a run with other settings ({'; '.join(differences[:3])}{more}); "
+                "continue it with its own, or choose another folder"
+            )
+        (self.path / "state").mkdir(exist_ok=True)
+        if not self._state.is_file():
+            self._rewrite([], [])
+            return None
+        try:
+            content = wire.read(self._state, {net.name: net})
+        except CoterieError as error:
+            raise DataError(f"{error}; without this file the run starts over") from error
+        last = content["federation"]["round"]
+        rounds = [record for record in stored.rounds if record["round"] <= last]
+        groups = [record for record in stored.groups if record["round"] <= last]
+        self._rewrite(rounds, groups)
+        try:
+            seconds = json.loads(self._clock.read_text(encoding="utf-8"))["seconds"]
+        except (OSError, ValueError, KeyError):
+            seconds = 0.0
+        return Checkpoint(content["state"], content["federation"], seconds, rounds, groups)
+
+    def _rewrite(self, rounds: Iterable[Record], groups: Iterable[Record]) -> None:
+        """Drop lines of rounds that are not in the checkpoint: they will be run again, and written again."""
+        write_whole(self.path / "rounds.jsonl", _lines(rounds))
+        write_whole(self.path / "groups.jsonl", _lines(groups))
+
+    def round_done(self, checkpoint: Checkpoint, record: Record | None, groups: Record | None) -> None:
+        """Append what is new, and save a checkpoint unless saving would take more than a tenth of the time."""
+        for name, line in (("rounds.jsonl", record), ("groups.jsonl", groups)):
+            if line is not None:
+                with (self.path / name).open("a", encoding="utf-8") as file:
+                    file.write(_lines([line]))
+        if (time.monotonic() - self._saved) * _SAVING >= self._cost:
+            self._save(checkpoint)
+
+    def run_done(self, checkpoint: Checkpoint, result: Result) -> None:
+        """Write what is known at the end."""
+        self._save(checkpoint)
+        write_whole(self.path / "clients.jsonl", _lines(result.clients))
+        write_whole(self.path / "summary.json", json.dumps(result.summary, indent=2) + "\n")
+
+    def _save(self, checkpoint: Checkpoint) -> None:
+        started = time.monotonic()
+        wire.write(self._state, {"state": checkpoint.state, "federation": checkpoint.federation})
+        write_whole(self._clock, json.dumps({"seconds": round(checkpoint.seconds, 3)}) + "\n")
+        self._saved = time.monotonic()
+        self._cost = self._saved - started
+
+
+def require_empty(folder: Path, but: Collection[str] = ()) -> None:
+    """Refuse a folder in which there is something already."""
+    if folder.exists() and not folder.is_dir():
+        raise SettingsError(f"out={folder}: a file; choose a folder")
+    if folder.exists() and any(child.name not in but for child in folder.iterdir()):
+        if (folder / "settings.toml").exists():
+            raise SettingsError(f"out={folder}: holds another run; choose another folder, or continue it with --resume")
+        raise SettingsError(f"out={folder}: is not empty; choose another folder")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is never seen half-written."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
+
+
+def read_lines(path: Path) -> list[Record]:
+    """The records of a file, without a last line that was cut off when its writer was killed."""
+    if not path.is_file():
+        return []
+    records = []
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines):
+        if not line:
+            continue
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            if number == len(lines) - 1:
+                break
+            raise DataError(f"{path}: line {number + 1} is damaged ({error})") from error
+    return records
+
+
+def _read_summary(path: Path) -> Record | None:
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DataError(f"{path}: damaged ({error})") from error
+
+
+def _lines(records: Iterable[Record]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], above: str = "") -> list[str]:
+    """What is set differently and may change results; of something else altogether only what it is."""
+    if ours.get("name") != theirs.get("name"):
+        return [f"{above.removesuffix('.')} is {theirs.get('name')} there, {ours.get('name')} here"]
+    found = []
+    for name in sorted({*ours, *theirs}):
+        key, mine, other = above + name, ours.get(name), theirs.get(name)
+        if isinstance(mine, Mapping) or isinstance(other, Mapping):
+            found += _differences(mine or {}, other or {}, key + ".")
+        elif mine != other and key not in WITHOUT_EFFECT:
+            found.append(f"{key} is {other} there, {mine} here")
+    return found

@@ -1,0 +1,76 @@
+"""What a method is: the server's side of a protocol, as pure functions over a small state."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
+
+from coterie.errors import SettingsError
+from coterie.federation import Federation
+from coterie.registry import Registry
+from coterie.serving import Served
+from coterie.training import LocalTraining
+
+if TYPE_CHECKING:
+    from coterie.fitting import Result
+
+__all__ = ["Method", "method", "methods"]
+
+M = TypeVar("M", bound="Method")
+
+
+@dataclass(frozen=True)
+class Method(LocalTraining, ABC):
+    """Base of all methods: how long it runs, who takes part, and how clients train.
+
+    A subclass declares what it can be told as fields with a default and a docstring below. `begin`, `round` and `serve`
+    keep nothing in `self`: what is carried from round to round is the state, a class marked with `@state`.
+    """
+
+    name: ClassVar[str]
+
+    rounds: int = 20
+    """How many rounds there are."""
+
+    participation: float = 1.0
+    """Share of the clients that take part in a round."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rounds < 1:
+            raise SettingsError(f"rounds={self.rounds}: at least 1")
+        if not 0 < self.participation <= 1:
+            raise SettingsError(f"participation={self.participation}: a fraction in (0, 1]; use 1.0 for all clients")
+
+    @property
+    def local(self) -> LocalTraining:
+        """How clients train, as a setting for programs."""
+        return LocalTraining(**{field.name: getattr(self, field.name) for field in fields(LocalTraining)})
+
+    @abstractmethod
+    def begin(self, fed: Federation) -> Any:
+        """The state before the first round."""
+
+    @abstractmethod
+    def round(self, fed: Federation, state: Any) -> Any:
+        """The state after another round."""
+
+    @abstractmethod
+    def serve(self, fed: Federation, state: Any) -> Served:
+        """What each client predicts with."""
+
+    def fit(self, fed: Federation, **options: Any) -> "Result":
+        """Run all rounds on a federation; see `coterie.fitting.fit` for the options."""
+        from coterie.fitting import fit
+
+        return fit(self, fed, **options)
+
+
+methods: Registry[Method] = Registry("method")
+"""All methods by name."""
+
+
+@dataclass_transform(frozen_default=True)
+def method(name: str) -> Callable[[type[M]], type[M]]:
+    """Register a method under a name; its fields become its options."""
+    return methods.register(name)  # type: ignore[return-value]

@@ -1,0 +1,66 @@
+"""FedAvg: one model for all, the mean of what the clients make of it.
+
+McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-efficient learning of deep networks from
+decentralized data", AISTATS 2017. Server momentum: Hsu, Qi and Brown, "Measuring the effects of non-identical data
+distribution for federated visual classification", 2019.
+"""
+
+from typing import Literal
+
+from coterie import serving, steps
+from coterie.errors import SettingsError
+from coterie.federation import Federation, Replies
+from coterie.method import Method, method
+from coterie.programs import train
+from coterie.serving import Served
+from coterie.weights import Changes, Models
+from coterie.wire import state
+
+__all__ = ["FedAvg"]
+
+
+@state
+class State:
+    """The global model, and the server's velocity if it has momentum."""
+
+    model: Models
+    velocity: Changes | None = None
+
+
+@method("fedavg")
+class FedAvg(Method):
+    """One model for all: the mean of the clients' models. (McMahan et al., AISTATS 2017)"""
+
+    weighting: Literal["samples", "uniform"] = "samples"
+    """Clients count by their number of samples, as in the paper, or all the same."""
+
+    server_rate: float = 1.0
+    """How far the server goes from the old model to the mean."""
+
+    server_momentum: float = 0.0
+    """How much of the last change is kept (FedAvgM, Hsu et al. 2019)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.server_rate <= 0:
+            raise SettingsError(f"server_rate={self.server_rate}: above 0")
+        if not 0 <= self.server_momentum < 1:
+            raise SettingsError(f"server_momentum={self.server_momentum}: in [0, 1)")
+
+    def begin(self, fed: Federation) -> State:
+        """Start from a fresh model."""
+        return State(fed.new_model())
+
+    def round(self, fed: Federation, state: State) -> State:
+        """Send the model out, let the cohort train it, and take the mean."""
+        cohort = fed.sample(self.participation)
+        return self.step(state, fed.run(train, cohort, shared=state.model, local=self.local))
+
+    def step(self, state: State, replies: Replies) -> State:
+        """The server's step, from what the cohort sent."""
+        mean = replies.average(self.weighting)
+        return State(*steps.momentum(state.model, mean, state.velocity, self.server_rate, self.server_momentum))
+
+    def serve(self, fed: Federation, state: State) -> Served:
+        """The one model."""
+        return serving.one(state.model, len(fed.names))

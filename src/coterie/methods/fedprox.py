@@ -1,0 +1,30 @@
+"""FedProx: FedAvg whose clients are pulled back towards the model they were sent.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, "Federated optimization in heterogeneous networks", MLSys 2020.
+"""
+
+from coterie.errors import SettingsError
+from coterie.federation import Federation
+from coterie.method import method
+from coterie.methods.fedavg import FedAvg, State
+from coterie.programs import train
+
+__all__ = ["FedProx"]
+
+
+@method("fedprox")
+class FedProx(FedAvg):
+    """FedAvg with a proximal term that keeps clients near the global model. (Li et al., MLSys 2020)"""
+
+    mu: float = 0.01
+    """Strength of the pull: clients lower F(w) + mu/2 |w - w_t|^2. 0 is FedAvg to the last bit."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mu < 0:
+            raise SettingsError(f"mu={self.mu}: 0 or more")
+
+    def round(self, fed: Federation, state: State) -> State:
+        """As FedAvg's, with the pull."""
+        cohort = fed.sample(self.participation)
+        return self.step(state, fed.run(train, cohort, shared=state.model, local=self.local, pull=self.mu))

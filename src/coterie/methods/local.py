@@ -1,0 +1,48 @@
+"""Local training: every client alone. What federated learning has to beat."""
+
+from typing import Literal
+
+from coterie import serving
+from coterie.clients import Clients
+from coterie.federation import Federation
+from coterie.method import Method, method
+from coterie.programs import program
+from coterie.serving import Served
+from coterie.training import LocalTraining
+from coterie.wire import state
+
+__all__ = ["Local"]
+
+
+@state
+class State:
+    """Nothing: the server knows of no model."""
+
+
+@method("local")
+class Local(Method):
+    """Every client trains its own model and sends nothing (SOLO)."""
+
+    budget: Literal["equal", "max"] = "equal"
+    """Clients train as often as they would in a federation with this participation (`equal`), or in every round
+    (`max`)."""
+
+    def begin(self, fed: Federation) -> State:
+        """Clients start from the same initial model, which they make themselves."""
+        return State()
+
+    def round(self, fed: Federation, state: State) -> State:
+        """Let clients train on."""
+        fed.run(train_own, fed.sample(self.participation if self.budget == "equal" else 1.0), local=self.local)
+        return state
+
+    def serve(self, fed: Federation, state: State) -> Served:
+        """Each client's own model."""
+        return serving.kept("model")
+
+
+@program
+def train_own(clients: Clients, local: LocalTraining) -> None:
+    """Train the model that the client keeps, and keep it."""
+    own = clients.state("model", otherwise=clients.initial())
+    clients.keep(model=clients.train(own, local).models)

@@ -1,0 +1,33 @@
+"""From membership to weights: row-stochastic matrices [group, client] that mix a stack of models.
+
+A row mixes the members of one group; it is zero where a client is no member.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.errors import SettingsError
+
+__all__ = ["by_samples", "uniform"]
+
+
+def by_samples(samples: Any, membership: Any = None) -> Tensor:
+    """Weights in proportion to the clients' samples, [group, client]; without a membership all are one group.
+
+    A group whose members have no samples is an error: nobody could say what its model is.
+    """
+    samples = torch.as_tensor(samples, dtype=torch.float64).reshape(-1)
+    if membership is None:
+        membership = torch.ones(1, len(samples), dtype=torch.bool)
+    weights = torch.as_tensor(membership).to(samples) * samples
+    total = weights.sum(dim=1, keepdim=True)
+    if not (total > 0).all():
+        raise SettingsError("mixing by samples: a group has no members with samples")
+    return weights / total
+
+
+def uniform(clients: int, membership: Any = None) -> Tensor:
+    """Equal weights for all members, [group, client]."""
+    return by_samples(torch.ones(clients), membership)

@@ -1,0 +1,190 @@
+"""Batch normalisation and dropout that know which rows are real and draw keyed noise.
+
+Vectorised training pads the batches of unequal clients. The stock layers would count padded rows in their statistics
+and draw noise by position in the stack; these receive the rows and the key of the current pass instead. They keep the
+stock layers' parameter names, so weights can be exchanged with plain PyTorch nets.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from coterie.errors import SettingsError
+from coterie.randomness import uniform
+
+__all__ = ["BatchNorm", "Dropout", "Pass", "adopt", "passing"]
+
+
+@dataclass
+class Pass:
+    """What the layers must know about the pass of a batch that is under way."""
+
+    training: bool = False
+    rows: Tensor | None = None
+    """1 for real rows and 0 for padding, [row]; nothing means that all are real."""
+    key: Tensor | None = None
+    """What the noise of this pass is drawn from, a scalar."""
+    draws: int = 0
+    """How many layers have drawn already: each gets noise of its own."""
+
+    def noise(self, *shape: int) -> Tensor:
+        """Uniform numbers for the next layer that asks."""
+        if self.key is None:
+            raise SettingsError("a pass with dropout needs a key")
+        self.draws += 1
+        # A layer's counter must not run into the next one's: their keys are far apart, and stay within 64 bits.
+        return uniform(self.key + (self.draws * 0x5851F42D4C957F2D & (1 << 63) - 1), *shape)
+
+
+_local = threading.local()
+_EVALUATION = Pass()
+
+
+@contextmanager
+def passing(current: Pass) -> Iterator[None]:
+    """Make this the pass that layers see, in this thread."""
+    before = getattr(_local, "current", _EVALUATION)
+    _local.current = current
+    try:
+        yield
+    finally:
+        _local.current = before
+
+
+class BatchNorm(nn.Module):
+    """Batch normalisation over all axes but the channel's, counting real rows only."""
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True) -> None:
+        super().__init__()
+        self.eps, self.momentum = eps, momentum
+        self.weight = nn.Parameter(torch.ones(channels)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(channels)) if affine else None
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise [row, channel, ...]."""
+        current = getattr(_local, "current", _EVALUATION)
+        if not current.training:
+            return self._native(x, self.running_mean, self.running_var, training=False)
+        if current.rows is None and x.numel() > x.shape[1]:
+            # Torch's own kernel is faster, but counts every row.
+            mean, variance = self.running_mean.clone(), self.running_var.clone()
+            result = self._native(x, mean, variance, training=True)
+            self.running_mean, self.running_var = mean, variance
+            return result
+        others = [axis for axis in range(x.dim()) if axis != 1]
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        given, x = x.dtype, x.to(self.running_mean.dtype)  # sums of bfloat16 would be too coarse
+        rows = x.new_ones(x.shape[0]) if current.rows is None else current.rows.to(x.dtype)
+        real = rows.reshape([-1] + [1] * (x.dim() - 1))
+        count = rows.sum() * (x[0, 0].numel())
+        mean = (x * real).sum(others) / count
+        centred = x - mean.reshape(shape)
+        variance = (centred.square() * real).sum(others) / count
+        # New tensors, not in place: the caller collects them, and vmap and grad see plain values.
+        unbiased = variance * count / (count - 1).clamp(min=1)
+        self.running_mean = torch.lerp(self.running_mean, mean.detach(), self.momentum)
+        self.running_var = torch.lerp(self.running_var, unbiased.detach(), self.momentum)
+        x = centred * torch.rsqrt(variance + self.eps).reshape(shape)
+        if self.weight is not None:
+            x = x * self.weight.reshape(shape)
+        if self.bias is not None:
+            x = x + self.bias.reshape(shape)
+        return x.to(given)
+
+    def _native(self, x: Tensor, mean: Tensor, variance: Tensor, training: bool) -> Tensor:
+        def run(x: Tensor) -> Tensor:
+            return F.batch_norm(x, mean, variance, self.weight, self.bias, training, self.momentum, self.eps)
+
+        return _in_any_layout(run, x)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        state_dict.pop(f"{prefix}num_batches_tracked", None)  # the stock layer's; a fixed momentum has no use for it
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class GroupNorm(nn.GroupNorm):
+    """The stock layer, but for stacks of images that lie channels-last."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise [row, channel, ...]."""
+        return _in_any_layout(super().forward, x)
+
+
+def _in_any_layout(kernel: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """What a kernel of torch gives, even under `vmap` for images that lie channels-last.
+
+    Some kernels ask for the memory format, which `vmap` cannot tell: group normalisation's on a CPU, batch
+    normalisation's on a GPU.
+    """
+    try:
+        return kernel(x)
+    except RuntimeError:
+        return kernel(x.contiguous())
+
+
+class Dropout(nn.Module):
+    """Dropout with keyed noise: per element, or per channel if `channels` is set."""
+
+    def __init__(self, share: float = 0.5, channels: bool = False) -> None:
+        super().__init__()
+        if not 0 <= share < 1:
+            raise SettingsError(f"dropout of a share of {share}: in [0, 1)")
+        self.share, self.channels = share, channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop a share of [row, ...] and scale the rest up."""
+        current = getattr(_local, "current", _EVALUATION)
+        if not current.training or self.share == 0:
+            return x
+        shape = [*x.shape[:2], *[1] * (x.dim() - 2)] if self.channels else x.shape
+        keep = current.noise(*shape) >= self.share
+        return x * keep.to(x.dtype) / (1 - self.share)
+
+
+_STOCK_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+_STOCK_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+_STOCK_CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+
+def adopt(module: nn.Module) -> nn.Module:
+    """The same net with stock batch normalisation and dropout replaced by ours."""
+    return _adopted(module, {})
+
+
+def _adopted(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
+    if module not in done:  # a layer may be used in several places
+        for name, child in module._modules.items():
+            module._modules[name] = None if child is None else _adopted(child, done)
+        done[module] = _replacement(module)
+    return done[module]
+
+
+def _replacement(module: nn.Module) -> nn.Module:
+    if isinstance(module, _STOCK_NORMS):
+        if module.momentum is None or module.running_mean is None or module.running_var is None:
+            raise SettingsError(f"{module}: batch normalisation needs running statistics and a momentum")
+        norm = BatchNorm(module.num_features, module.eps, module.momentum, affine=False)
+        norm.weight, norm.bias = module.weight, module.bias
+        norm.running_mean, norm.running_var = module.running_mean, module.running_var
+        return norm
+    if isinstance(module, nn.GroupNorm):
+        module.__class__ = GroupNorm
+    if isinstance(module, nn.Dropout):
+        return Dropout(module.p)
+    if isinstance(module, _STOCK_CHANNEL_DROPOUTS):
+        return Dropout(module.p, channels=True)
+    counting = isinstance(module, _STOCK_INSTANCE_NORMS) and module.track_running_stats
+    if counting or isinstance(module, nn.SyncBatchNorm | nn.AlphaDropout | nn.FeatureAlphaDropout | nn.RReLU):
+        raise SettingsError(f"{module}: not supported; use nn.BatchNorm, nn.GroupNorm or nn.Dropout")
+    return module

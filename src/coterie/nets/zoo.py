@@ -1,0 +1,206 @@
+"""The networks of the papers. Each is a function of the input's shape and the number of classes."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from math import prod
+
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from coterie.errors import SettingsError
+from coterie.nets.net import Factory
+
+__all__ = ["nets"]
+
+Shape = tuple[int, ...]
+
+nets: dict[str, Factory] = {}
+
+
+def net(name: str) -> Callable[[Factory], Factory]:
+    """Register a net under a name."""
+
+    def decorate(factory: Factory) -> Factory:
+        nets[name] = factory
+        return factory
+
+    return decorate
+
+
+def _image(shape: Shape, least: int = 1) -> tuple[int, int, int]:
+    """The shape as an image's, if it is one and large enough."""
+    if len(shape) != 3:
+        raise SettingsError(f"inputs of shape {shape} are not images: use mlp or logistic")
+    channels, height, width = shape
+    if min(height, width) < least:
+        raise SettingsError(f"images of {height}x{width} are too small: at least {least}x{least} are needed")
+    return channels, height, width
+
+
+def _after(size: int, layers: int, kernel: int, padding: int = 0) -> int:
+    """The side of an image after so many convolutions, each followed by 2x2 pooling."""
+    for _ in range(layers):
+        size = (size + 2 * padding - kernel + 1) // 2
+    return size
+
+
+def _stages(channels: int, widths: tuple[int, ...], kernel: int, padding: int = 0) -> list[nn.Module]:
+    """Convolution, ReLU and 2x2 pooling, once for every width."""
+    layers: list[nn.Module] = []
+    for width in widths:
+        layers += [nn.Conv2d(channels, width, kernel, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
+        channels = width
+    return layers
+
+
+def _head(*widths: int) -> list[nn.Module]:
+    """Fully connected layers with ReLU between them."""
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return layers[:-1]
+
+
+def _cnn(shape: Shape, classes: int, widths: tuple[int, ...], hidden: tuple[int, ...], padding: int = 0) -> nn.Module:
+    """5x5 convolutions with pooling, then fully connected layers."""
+    channels, height, width = _image(shape, least=2 ** len(widths) if padding else 16)
+    area = _after(height, len(widths), 5, padding) * _after(width, len(widths), 5, padding)
+    return nn.Sequential(*_stages(channels, widths, 5, padding), *_head(widths[-1] * area, *hidden, classes))
+
+
+@net("logistic")
+def logistic(shape: Shape, classes: int) -> nn.Module:
+    """Logistic regression: one linear layer."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), classes))
+
+
+@net("mlp")
+def mlp(shape: Shape, classes: int) -> nn.Module:
+    """One hidden layer of 64; takes any input."""
+    return nn.Sequential(*_head(prod(shape), 64, classes))
+
+
+@net("cnn")
+def cnn(shape: Shape, classes: int) -> nn.Module:
+    """Two 3x3 convolutions of 8 and 16 channels, for small images such as the 8x8 digits."""
+    channels, height, width = _image(shape, least=4)
+    area = _after(height, 2, 3, 1) * _after(width, 2, 3, 1)
+    return nn.Sequential(*_stages(channels, (8, 16), 3, padding=1), *_head(16 * area, classes))
+
+
+@net("cnn-6-16")
+def cnn_6_16(shape: Shape, classes: int) -> nn.Module:
+    """AutoCFL's net for CIFAR-10: 5x5 convolutions of 6 and 16 channels, one linear layer."""
+    return _cnn(shape, classes, (6, 16), ())
+
+
+@net("cnn-20-50")
+def cnn_20_50(shape: Shape, classes: int) -> nn.Module:
+    """AutoCFL's net for MNIST: 5x5 convolutions of 20 and 50 channels, one linear layer."""
+    return _cnn(shape, classes, (20, 50), ())
+
+
+@net("cnn-16-32")
+def cnn_16_32(shape: Shape, classes: int) -> nn.Module:
+    """AutoCFL's net for Fashion-MNIST: 5x5 convolutions of 16 and 32 channels, one linear layer."""
+    return _cnn(shape, classes, (16, 32), ())
+
+
+@net("cfic-mnist")
+def cfic_mnist(shape: Shape, classes: int) -> nn.Module:
+    """CFIC's net for MNIST: padded 5x5 convolutions of 32 and 64 channels, a hidden layer of 512."""
+    return _cnn(shape, classes, (32, 64), (512,), padding=2)
+
+
+@net("cfic-cifar")
+def cfic_cifar(shape: Shape, classes: int) -> nn.Module:
+    """CFIC's net for CIFAR and SVHN: two 5x5 convolutions of 64 channels, hidden layers of 384 and 192."""
+    return _cnn(shape, classes, (64, 64), (384, 192))
+
+
+@net("cfic-emnist")
+def cfic_emnist(shape: Shape, classes: int) -> nn.Module:
+    """CFIC's net for EMNIST: padded 5x5 convolutions of 32, 32 and 64 channels, a hidden layer of 256.
+
+    The paper gives channels and the 576 inputs of the hidden layer, which fit padded convolutions of any odd size; 5x5
+    is what its other nets have.
+    """
+    return _cnn(shape, classes, (32, 32, 64), (256,), padding=2)
+
+
+@net("lenet5")
+def lenet5(shape: Shape, classes: int) -> nn.Module:
+    """LeNet-5 with ReLU and max pooling: 5x5 convolutions of 6 and 16 channels, hidden layers of 120 and 84."""
+    return _cnn(shape, classes, (6, 16), (120, 84))
+
+
+@net("resnet9")
+def resnet9(shape: Shape, classes: int) -> nn.Module:
+    """ResNet-9 with group normalisation, for 32x32 images."""
+    channels, _, _ = _image(shape, least=8)
+
+    def block(before: int, after: int, pool: bool = False) -> nn.Sequential:
+        layers = [nn.Conv2d(before, after, 3, padding=1), nn.GroupNorm(32, after), nn.ReLU()]
+        return nn.Sequential(*layers, *([nn.MaxPool2d(2)] if pool else []))
+
+    return nn.Sequential(
+        block(channels, 64),
+        block(64, 128, pool=True),
+        _Residual(nn.Sequential(block(128, 128), block(128, 128))),
+        block(128, 256, pool=True),
+        block(256, 512, pool=True),
+        _Residual(nn.Sequential(block(512, 512), block(512, 512))),
+        nn.AdaptiveMaxPool2d(1),
+        nn.Flatten(),
+        nn.Linear(512, classes),
+    )
+
+
+class _Residual(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(x)
+
+
+@net("resnet18")
+def resnet18(shape: Shape, classes: int) -> nn.Module:
+    """ResNet-18 with batch normalisation, for 32x32 images (3x3 first convolution, no first pooling)."""
+    channels, _, _ = _image(shape, least=8)
+    layers: list[nn.Module] = [nn.Conv2d(channels, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
+    before = 64
+    for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [_BasicBlock(before, width, stride), _BasicBlock(width, width, 1)]
+        before = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, classes))
+
+
+class _BasicBlock(nn.Module):
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(before, after, 3, stride, padding=1, bias=False)
+        self.first_norm = nn.BatchNorm2d(after)
+        self.second = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.second_norm = nn.BatchNorm2d(after)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.second_norm(self.second(F.relu(self.first_norm(self.first(x)))))
+        return F.relu(inner + self.shortcut(x))
+
+
+@net("vgg19")
+def vgg19(shape: Shape, classes: int) -> nn.Module:
+    """VGG-19 with batch normalisation, for 32x32 images, with hidden layers of 512 and 512."""
+    channels, height, width = _image(shape, least=32)
+    layers: list[nn.Module] = []
+    for repeats, after in ((2, 64), (2, 128), (4, 256), (4, 512), (4, 512)):
+        for _ in range(repeats):
+            layers += [nn.Conv2d(channels, after, 3, padding=1), nn.BatchNorm2d(after), nn.ReLU()]
+            channels = after
+        layers.append(nn.MaxPool2d(2))
+    return nn.Sequential(*layers, *_head(512 * (height // 32) * (width // 32), 512, 512, classes))

@@ -1,0 +1,65 @@
+"""Randomness that is keyed, not global.
+
+Every draw comes from a generator whose key names what the draw is for: the seed, a purpose, the round, the client. Two
+draws with different keys are independent, and a draw does not depend on what was drawn before it, so a result does not
+depend on the engine, on the number of workers, on the chunk size or on what ran earlier in the same process.
+"""
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["draw_key", "generator", "torch_generator", "uniform"]
+
+Part = str | int
+
+
+def draw_key(*parts: Part) -> int:
+    """A 63-bit number that stands for a sequence of words and numbers."""
+    # A part begins with the letter of its type, and a separator inside of one is doubled: no two sequences read alike.
+    text = "\x1f".join(type(part).__name__[0] + str(part).replace("\x1f", "\x1f\x1f") for part in parts)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def generator(*parts: Part) -> np.random.Generator:
+    """A NumPy generator for one purpose, e.g. `generator(seed, "sample", round)`."""
+    return np.random.Generator(np.random.Philox(key=draw_key(*parts)))
+
+
+def torch_generator(*parts: Part) -> torch.Generator:
+    """A generator on the host for code that draws with torch, such as the initialisation of a net."""
+    # The global generator is not touched: this seeds an object of our own.
+    return torch.Generator().manual_seed(draw_key(*parts))
+
+
+def uniform(key: Tensor, *shape: int) -> Tensor:
+    """Numbers in [0, 1) that depend only on the key and on their position, on every device and under `vmap`.
+
+    `key` is a scalar int64 tensor. A counter is hashed, so that a value depends on its place alone: the first rows of a
+    longer draw are the rows of a shorter one. That makes noise independent of padding.
+    """
+    count = 1
+    for size in shape:
+        count *= size
+    state = torch.arange(count, dtype=torch.int64, device=key.device) * _GOLDEN + key
+    # The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), in wrapping signed arithmetic.
+    state = (state ^ _shift(state, 30)) * _MIX_1
+    state = (state ^ _shift(state, 27)) * _MIX_2
+    state = state ^ _shift(state, 31)
+    return (_shift(state, 40).to(torch.float32) * 2.0**-24).reshape(shape)
+
+
+def _shift(value: Tensor, bits: int) -> Tensor:
+    """Logical right shift: torch's own keeps the sign."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_MIX_1 = _signed(0xBF58476D1CE4E5B9)
+_MIX_2 = _signed(0x94D049BB133111EB)

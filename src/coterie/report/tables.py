@@ -1,0 +1,228 @@
+"""Tables for the terminal."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+__all__ = [
+    "Comparison",
+    "best_cells",
+    "compared",
+    "comparison_cells",
+    "comparison_table",
+    "megabytes",
+    "percent",
+    "run_table",
+]
+
+Summary = Mapping[str, Any]
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A share as a percentage."""
+    return "–" if value is None or not np.isfinite(value) else f"{100 * value:.{digits}f}"
+
+
+def megabytes(amount: float) -> str:
+    """Bytes, in the unit that reads best."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if round(amount / size, 1) >= 1:
+            return f"{amount / size:.1f} {unit}"
+    return f"{amount:.0f} B"
+
+
+def run_table(summary: Summary) -> Table:
+    """One run: its last round beside its best."""
+    best = summary["best_round"]
+    table = _ruled(_title(summary))
+    table.add_column("over clients, %")
+    table.add_column("last round", justify="right", style="bold")
+    table.add_column(f"best on validation (round {best['round']})" if best else "best on validation", justify="right")
+    rows = [
+        ("accuracy", "accuracy_mean", "accuracy_std"),
+        ("worst tenth of clients", "accuracy_worst_tenth", None),
+        ("worst client", "accuracy_min", None),
+        ("best client", "accuracy_max", None),
+        ("after local adaptation", "accuracy_adapted_mean", None),
+        ("last trained model", "accuracy_last_mean", None),
+        ("global test set", "global_accuracy_mean", None),
+        ("validation", "validation_accuracy", None),
+    ]
+    for label, key, deviation in rows:
+        if summary.get(key) is not None:
+            table.add_row(label, _cell(summary, key, deviation), _cell(best, key, deviation) if best else "–")
+    table.add_section()
+    for label, value in _facts(summary):
+        table.add_row(label, value, "")
+    return table
+
+
+def _ruled(title: str) -> Table:
+    """A table with rules only above, below the header and below, as in print: narrow, and calm to look at."""
+    style = {"title_justify": "left", "title_style": "bold", "header_style": "dim", "padding": (0, 1, 0, 0)}
+    return Table(title=Text(title), box=box.HORIZONTALS, pad_edge=False, **style)  # type: ignore[arg-type]
+
+
+def _title(summary: Summary) -> str:
+    parts = [summary["method"], summary.get("data"), summary.get("split"), f"{summary['clients']} clients"]
+    parts += [summary.get("net"), f"{summary['parameters']:,} parameters"]
+    return " · ".join(str(part) for part in parts if part)
+
+
+def _cell(record: Summary, key: str, deviation: str | None) -> str:
+    cell = percent(record[key])
+    return f"{cell} ± {percent(record[deviation])}" if deviation else cell
+
+
+def _facts(summary: Summary) -> list[tuple[str, str]]:
+    facts = []
+    if summary.get("groups") is not None:
+        facts.append(("groups", str(summary["groups"])))
+    if summary.get("ari") is not None:
+        facts.append(("agreement with the truth", f"ARI {summary['ari']:.2f}"))
+        facts.append(("clients placed right", f"{summary['placed_right']} of {summary['clients']}"))
+    facts.append(("sent to / by clients", f"{megabytes(summary['bytes_down'])} / {megabytes(summary['bytes_up'])}"))
+    if summary["bytes_peer"]:
+        facts.append(("between clients", megabytes(summary["bytes_peer"])))
+    facts.append(("time", f"{summary['seconds']:.1f} s"))
+    return facts
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One method, or one kind of run, over its seeds."""
+
+    name: str
+    seeds: int
+    figures: Mapping[str, tuple[float, float] | None]
+    """Mean and deviation over seeds, by key of the summary."""
+
+    def mean(self, key: str) -> float | None:
+        """The mean over seeds, if it was measured."""
+        figure = self.figures.get(key)
+        return None if figure is None else figure[0]
+
+
+def compared(summaries: Sequence[Summary], names: Sequence[str] | None = None) -> list[Comparison]:
+    """Methods with their figures over seeds, the most accurate first.
+
+    With `names`, one for each summary, runs of the same name are taken together instead of those of the same method.
+    The same seed given twice counts once: it is the same run.
+    """
+    by_name: dict[str, dict[int, Summary]] = {}
+    for name, summary in zip(names or [summary["method"] for summary in summaries], summaries, strict=True):
+        total = summary["bytes_down"] + summary["bytes_up"] + summary["bytes_peer"]
+        by_name.setdefault(name, {})[summary["seed"]] = {**summary, "bytes": total}
+    rows = []
+    for name, runs in by_name.items():
+        figures = {key: _over_seeds([run.get(key) for run in runs.values()]) for key in _COLUMNS}
+        rows.append(Comparison(name, len(runs), figures))
+    return sorted(rows, key=lambda row: -(row.mean("accuracy_mean") or 0))
+
+
+def _over_seeds(values: Sequence[float | None]) -> tuple[float, float] | None:
+    known = [value for value in values if value is not None]
+    # The deviation of a sample: with one seed there is none.
+    return (float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else 0.0) if known else None
+
+
+_COLUMNS = {
+    "accuracy_mean": "accuracy %",
+    "accuracy_worst_tenth": "worst tenth %",
+    "accuracy_adapted_mean": "adapted %",
+    "accuracy_last_mean": "last trained %",
+    "global_accuracy_mean": "global test %",
+    "groups": "groups",
+    "ari": "ARI",
+    "bytes": "traffic",
+    "seconds": "seconds",
+}
+
+
+_EXPENDABLE = ("seconds", "groups", "accuracy_last_mean", "accuracy_adapted_mean")
+"""Columns that are left out first where the terminal is too narrow for all."""
+
+
+def comparison_cells(rows: Sequence[Comparison], without: Collection[str] = ()) -> tuple[list[str], list[list[str]]]:
+    """Header and cells of a comparison, as text."""
+    columns = [key for key in _shown(rows) if key not in without]
+    cells = [[row.name, *(_comparison_cell(row, key) for key in columns)] for row in rows]
+    return ["method", *(_COLUMNS[key] for key in columns)], cells
+
+
+def _shown(rows: Sequence[Comparison]) -> list[str]:
+    """The columns that at least one method has a figure for."""
+    return [key for key in _COLUMNS if any(row.mean(key) is not None for row in rows)]
+
+
+def _comparison_cell(row: Comparison, key: str) -> str:
+    """One figure of a method, with its deviation over seeds if there are several."""
+    figure = row.figures.get(key)
+    if figure is None:
+        return "–"
+    mean, deviation = figure
+    if key == "bytes":
+        return megabytes(mean)
+    if key == "seconds":
+        return f"{mean:.1f}"
+    if key == "groups":
+        return f"{mean:.1f}".removesuffix(".0")
+    if key == "ari":
+        return f"{mean:.2f}" + (f" ± {deviation:.2f}" if row.seeds > 1 else "")
+    return percent(mean) + (f" ± {percent(deviation)}" if row.seeds > 1 else "")
+
+
+def comparison_table(rows: Sequence[Comparison], title: str, width: int | None = None) -> Table:
+    """Methods side by side, the most accurate first; the best of each accuracy is bold.
+
+    Where that is wider than `width`, headers are broken and columns left out, but no figure is; the caption says what
+    is missing.
+    """
+    layouts = list(_layouts(rows))
+    fitting = [layout for layout in layouts if width is None or _width(*layout[1:]) <= width]
+    without, header, cells = (fitting or layouts[-1:])[0]
+    table = _ruled(title)
+    if without:
+        table.caption = Text(f"no room for: {', '.join(_COLUMNS[key] for key in without)}")
+        table.caption_justify = "left"
+    for number, name in enumerate(header):
+        table.add_column(name, justify="right" if number else "left")
+    for line, marks in zip(cells, best_cells(rows, without), strict=True):
+        table.add_row(*(Text(cell, style="bold" if mark else "") for cell, mark in zip(line, marks, strict=True)))
+    return table
+
+
+def _layouts(rows: Sequence[Comparison]) -> Iterator[tuple[list[str], list[str], list[list[str]]]]:
+    """Columns that are left out, header and cells of a comparison: as it is, and in narrower and narrower forms."""
+    yield [], *comparison_cells(rows)
+    expendable = [key for key in _EXPENDABLE if key in _shown(rows)]
+    for count in range(len(expendable) + 1):
+        header, cells = comparison_cells(rows, expendable[:count])
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        broken = [wrap(name, width, break_long_words=False) for name, width in zip(header, widths, strict=True)]
+        yield expendable[:count], ["\n".join(lines) for lines in broken], cells
+
+
+def _width(header: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
+    """What a table takes, with two spaces between columns and one at either side."""
+    columns = zip(header, *cells, strict=True)
+    return sum(max(len(line) for cell in column for line in cell.split("\n")) + 2 for column in columns)
+
+
+def best_cells(rows: Sequence[Comparison], without: Collection[str] = ()) -> list[list[bool]]:
+    """Which cells of a comparison are the best of their column, for columns where more is better."""
+    columns = []
+    for key in _shown(rows):
+        if key in without:
+            continue
+        best = None
+        if key.startswith(("accuracy", "global")) or key == "ari":
+            best = max((row.mean(key) for row in rows if row.mean(key) is not None), default=None)  # type: ignore[type-var]
+        columns.append([bool(best) and row.mean(key) == best for row in rows])
+    return [[False, *marks] for marks in zip(*columns, strict=True)]

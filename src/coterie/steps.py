@@ -1,0 +1,22 @@
+"""Server steps: from the model that was, and the mixed one, to the next."""
+
+from coterie.weights import Changes, Models
+
+__all__ = ["momentum"]
+
+
+def momentum(
+    model: Models, mixed: Models, velocity: Changes | None, rate: float = 1.0, inertia: float = 0.0
+) -> tuple[Models, Changes | None]:
+    """Move towards the mixed model with a server rate and momentum: the new model and the new velocity.
+
+    The change of the round counts as a gradient (Hsu et al. 2019, FedAvgM). With rate 1 and no inertia the result is
+    the mixed model itself, to the last bit. Buffers are always the mixed ones.
+    """
+    if rate == 1 and inertia == 0:
+        return mixed, None
+    change = mixed - model
+    if inertia:
+        change = change if velocity is None else velocity * inertia + change
+    moved = model + change * rate
+    return Models(model.net, moved.parameters, mixed.buffers), change if inertia else None

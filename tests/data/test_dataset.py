@@ -1,0 +1,195 @@
+"""What a Dataset makes of arrays."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coterie.data import Dataset
+from coterie.errors import DataError
+
+
+@pytest.mark.parametrize(
+    ("given_shape", "kept_shape"),
+    [
+        ((5, 7), (7,)),
+        ((5, 8, 8), (1, 8, 8)),
+        ((5, 8, 8, 3), (3, 8, 8)),
+        ((5, 8, 8, 1), (1, 8, 8)),
+        ((5, 3, 8, 8), (3, 8, 8)),
+        ((5, 1, 3, 3), (1, 3, 3)),
+    ],
+)
+def test_images_are_kept_channels_first(given_shape, kept_shape):
+    assert Dataset(np.zeros(given_shape), np.zeros(5, int)).shape == kept_shape
+
+
+def test_channels_last_keeps_each_pixel_in_its_place():
+    x = np.arange(2 * 6 * 5 * 3, dtype=np.uint8).reshape(2, 6, 5, 3)
+    data = Dataset(x, [0, 1])
+    assert data.x[1, 2, 3, 4] == x[1, 3, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("x", "kind"),
+    [
+        (np.zeros((2, 3, 3), np.int64), np.uint8),
+        (np.full((2, 3, 3), 255, np.int32), np.uint8),
+        (np.full((2, 3, 3), 256), np.float32),
+        (np.full((2, 3, 3), -1), np.float32),
+        (np.zeros((2, 4), np.int64), np.float32),
+        (np.zeros((2, 4), bool), np.float32),
+        (np.zeros((2, 4), np.float64), np.float32),
+        (torch.zeros(2, 4), np.float32),
+    ],
+)
+def test_inputs_are_bytes_or_single_precision(x, kind):
+    assert Dataset(x, [0, 1]).x.dtype == kind
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (np.zeros((3, 2)), [0, 1], "3 inputs but 2 labels"),
+        (np.zeros((0, 2)), [], "no samples"),
+        (np.zeros(3), [0, 1, 2], "expected"),
+        (5, [0], "expected"),
+        ([[1, 2], [3]], [0, 1], "cannot be made an array"),
+        ([["a"], ["b"]], [0, 1], "expected numbers"),
+        ([[np.nan], [1.0]], [0, 1], "1 input values are not finite"),
+        ([[1e300], [1.0]], [0, 1], "1 input values are not finite"),
+        (np.zeros((2, 2)), [np.nan, 1.0], "1 labels are not finite"),
+        (np.zeros((2, 2)), [np.inf, 1.0], "1 labels are not finite"),
+    ],
+)
+def test_bad_arrays_are_refused(x, y, message):
+    with pytest.raises(DataError, match=message):
+        Dataset(x, y)
+
+
+@pytest.mark.parametrize(
+    ("y", "labels", "encoded"),
+    [
+        ([0, 2, 1], ("0", "1", "2"), [0, 2, 1]),
+        ([3, 5, 3], ("3", "5"), [0, 1, 0]),
+        ([1, 2, 10], ("1", "2", "10"), [0, 1, 2]),
+        ([-1, 1, 1], ("-1", "1"), [0, 1, 1]),
+        ([1.0, 0.0, 1.0], ("0", "1"), [1, 0, 1]),
+        (["dog", "cat", "dog"], ("cat", "dog"), [1, 0, 1]),
+        ([True, False, True], ("False", "True"), [1, 0, 1]),
+        ([10**12, 7, 7], ("7", "1000000000000"), [1, 0, 0]),
+    ],
+)
+def test_labels_are_numbered_in_sorted_order(y, labels, encoded):
+    data = Dataset(np.zeros((3, 2)), y)
+    assert data.labels == labels
+    assert data.y.tolist() == encoded
+
+
+def test_given_names_fix_the_number_of_classes():
+    data = Dataset(np.zeros((2, 2)), [0, 2], labels=("a", "b", "c", "d"))
+    assert data.classes == 4
+    assert data.y.tolist() == [0, 2]
+    assert Dataset(np.zeros((2, 2)), ["d", "a"], labels=("a", "b", "c", "d")).y.tolist() == [3, 0]
+
+
+@pytest.mark.parametrize(
+    ("y", "labels", "message"),
+    [
+        ([0, 2], ("a", "b"), "label 2, but there are 2 classes"),
+        (["a", "z"], ("a", "b"), "labels z are not among"),
+        ([-1, 0], ("a", "b"), "labels -1, 0 are not among"),
+        ([0, 1], ("a", "a"), "occurs twice"),
+    ],
+)
+def test_labels_outside_the_given_names_are_refused(y, labels, message):
+    with pytest.raises(DataError, match=message):
+        Dataset(np.zeros((2, 2)), y, labels=labels)
+
+
+def test_a_test_part_is_numbered_as_the_training_part():
+    test = Dataset(np.zeros((2, 2)), ["dog", "dog"])
+    assert test.y.tolist() == [0, 0]
+    data = Dataset(np.zeros((3, 2)), ["cat", "dog", "emu"], test=test)
+    assert data.test.y.tolist() == [1, 1]
+    assert data.test.labels == data.labels
+
+
+def test_whole_numbers_of_a_test_part_are_places_where_names_are_given():
+    test = Dataset(np.zeros((2, 2)), [1, 0])
+    assert Dataset(np.zeros((3, 2)), [0, 1, 2], labels=("cat", "dog", "emu"), test=test).test.y.tolist() == [1, 0]
+
+
+def test_whole_numbers_of_a_test_part_are_names_where_none_are_given():
+    test = Dataset(np.zeros((2, 2)), [5, 3])
+    assert Dataset(np.zeros((3, 2)), [3, 5, 9], test=test).test.y.tolist() == [1, 0]
+    with pytest.raises(DataError, match="labels 0, 1 are not among"):
+        Dataset(np.zeros((3, 2)), [3, 5, 9], test=Dataset(np.zeros((2, 2)), [0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        (Dataset(np.zeros((2, 3)), [0, 1]), "test samples have shape"),
+        (Dataset(np.zeros((2, 4, 4), np.uint8), [0, 1]), "test samples are uint8"),
+        (Dataset(np.zeros((2, 1, 4, 4)), ["x", "y"]), "labels x, y are not among"),
+    ],
+)
+def test_a_test_part_must_fit(test, message):
+    with pytest.raises(DataError, match=message):
+        Dataset(np.zeros((2, 1, 4, 4)), [0, 1], test=test)
+
+
+def test_users_belong_to_samples():
+    data = Dataset(np.zeros((3, 2)), [0, 1, 0], users=["ann", "bob", "ann"])
+    assert data.subset([2, 0]).users.tolist() == ["ann", "ann"]
+    with pytest.raises(DataError, match="3 samples but 2 users"):
+        Dataset(np.zeros((3, 2)), [0, 1, 0], users=["ann", "bob"])
+
+
+def test_a_subset_keeps_labels_and_test_part():
+    test = Dataset(np.zeros((1, 2)), [1])
+    data = Dataset(np.arange(8).reshape(4, 2), [0, 1, 0, 1], test=test).subset([2])
+    assert data.x.tolist() == [[4, 5]]
+    assert data.classes == 2
+    assert len(data.test) == 1
+
+
+@given(samples=st.integers(2, 60), share=st.floats(0.05, 0.95), seed=st.integers(0, 3))
+def test_held_out_divides_every_class(samples, share, seed):
+    y = np.arange(samples) % 2
+    data = Dataset(np.arange(samples)[:, None], y)
+    try:
+        divided = data.held_out(share, seed)
+    except DataError:
+        assert all(round(share * count) in (0, count) for count in np.bincount(y))
+        return
+    values = np.concatenate([divided.x, divided.test.x]).ravel()
+    assert sorted(values) == list(range(samples))
+    assert np.bincount(divided.test.y, minlength=2).tolist() == [round(share * count) for count in np.bincount(y)]
+
+
+def test_held_out_depends_on_the_seed_alone():
+    data = Dataset(np.arange(100)[:, None], np.arange(100) % 10)
+    first, again, other = (data.held_out(0.3, seed).x.tolist() for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.5, 1.5])
+def test_held_out_needs_a_share(share):
+    with pytest.raises(DataError, match="hold_out"):
+        Dataset(np.zeros((4, 2)), [0, 1, 0, 1]).held_out(share)
+
+
+@given(samples=st.integers(1, 30), kept=st.integers(1, 30), seed=st.integers(0, 3))
+def test_limited_keeps_that_many_in_order(samples, kept, seed):
+    data = Dataset(np.arange(samples)[:, None], np.zeros(samples, int))
+    if kept > samples:
+        with pytest.raises(DataError, match=f"limit={kept}"):
+            data.limited(kept, seed)
+        return
+    values = data.limited(kept, seed).x.ravel()
+    assert len(values) == kept
+    assert (np.diff(values) > 0).all()

@@ -1,0 +1,310 @@
+"""The catalogue, on tiny files in the published formats."""
+
+import gzip
+import hashlib
+import inspect
+import json
+import re
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from coterie.data import sources, storage
+from coterie.data.sources import CIFAR10, CIFAR100, EMNIST, FEMNIST, MNIST, SVHN, Digits, FashionMNIST, ImageNet32
+from coterie.errors import DataError, SettingsError
+from coterie.registry import first_line, options
+
+SUM = re.compile(r"(md5:[0-9a-f]{32}|sha1:[0-9a-f]{40}|sha256:[0-9a-f]{64})?")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda name: str(tmp_path / "user-cache" / name))
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Let a source accept files of any size and content."""
+
+    def accept(source, attribute="published"):
+        collection = getattr(source, attribute)
+        monkeypatch.setattr(source, attribute, replace(collection, files=tuple(map(anything, collection.files))))
+
+    return accept
+
+
+def anything(file):
+    return replace(file, size=None, checksum="", unpacked=file.unpacked and anything(file.unpacked))
+
+
+def idx(array):
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+
+
+def images(*shape):
+    return (np.arange(np.prod(shape)) * 37 % 251).astype(np.uint8).reshape(shape)
+
+
+def put(folder, contents):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize("name", list(sources))
+def test_every_entry_knows_all_about_itself(name):
+    source = sources[name]
+    assert source.name == name == source.published.name
+    assert first_line(source).endswith(")")
+    assert inspect.getdoc(source.read)
+    assert len(source.shape) == 3
+    assert len(set(source.labels)) == len(source.labels) >= 10
+    assert source.net
+    assert source.terms
+    assert source.published.source
+    assert all(option.help for option in options(source))
+
+
+@pytest.mark.parametrize("name", list(sources))
+def test_every_published_file_can_be_judged(name):
+    collection = sources[name].published
+    forms = [*collection.files, *(file.unpacked for file in collection.files if file.unpacked)]
+    for file in [*forms, *(item.file for item in collection.downloads)]:
+        assert SUM.fullmatch(file.checksum)
+    for item in collection.downloads:
+        assert item.file.checksum
+        assert item.urls
+        assert all(re.match(r"https?://", url) and url.endswith(item.file.name) for url in item.urls)
+        assert item.into in collection.layouts
+    assert {file for item in collection.downloads for file in item.supplies} == set(collection.files)
+
+
+def test_the_networks_are_those_of_the_papers():
+    assert {name: sources[name].net for name in sources} == {
+        "cifar10": "lenet5",
+        "cifar100": "resnet9",
+        "digits": "cnn",
+        "emnist": "cfic-emnist",
+        "fashion-mnist": "cnn-16-32",
+        "femnist": "cfic-emnist",
+        "imagenet32": "resnet18",
+        "mnist": "cnn-20-50",
+        "svhn": "lenet5",
+    }
+
+
+def test_digits_need_no_files(tmp_path):
+    data = Digits().read(tmp_path / "nowhere", download=False)
+    assert (len(data), len(data.test)) == (1438, 359)
+    assert data.shape == Digits.shape
+    assert data.x.dtype == np.uint8
+    assert set(np.unique(data.x)) <= {round(level * 255 / 16) for level in range(17)}
+    assert data.x.max() == 255
+    assert np.bincount(data.test.y).min() >= 34  # a fifth of the rarest class, 174 images
+
+
+@pytest.mark.parametrize("source", [MNIST, FashionMNIST])
+@pytest.mark.parametrize("packed", [True, False])
+def test_mnist_and_its_like(tmp_path, tiny, source, packed):
+    tiny(source)
+    x, test_x = images(5, 28, 28), images(2, 28, 28)[::-1]
+    contents = {
+        "train-images-idx3-ubyte": idx(x),
+        "train-labels-idx1-ubyte": idx(np.array([5, 0, 4, 1, 9])),
+        "t10k-images-idx3-ubyte": idx(test_x),
+        "t10k-labels-idx1-ubyte": idx(np.array([7, 2])),
+    }
+    if packed:
+        contents = {f"{name}.gz": gzip.compress(content) for name, content in contents.items()}
+    put(tmp_path / source.published.layouts[0], contents)
+    data = source().read(tmp_path, download=False)
+    np.testing.assert_array_equal(data.x[:, 0], x)
+    np.testing.assert_array_equal(data.test.x[:, 0], test_x)
+    assert data.y.tolist() == [5, 0, 4, 1, 9]
+    assert data.test.y.tolist() == [7, 2]
+    assert data.labels == data.test.labels == source.labels
+    assert data.name == source.name
+
+
+@pytest.mark.parametrize(
+    ("source", "name"), [(MNIST, "train-images-idx3-ubyte"), (CIFAR10, "data_batch_1.bin"), (SVHN, "train_32x32.mat")]
+)
+def test_a_file_that_is_not_the_published_one_is_refused(tmp_path, source, name):
+    put(tmp_path, {name: idx(images(2, 28, 28))})
+    with pytest.raises(DataError, match=rf"{name}: expected [\d,]+ bytes, found 1,584"):
+        source().read(tmp_path, download=False)
+
+
+def test_emnist_images_are_put_upright(tmp_path, tiny):
+    tiny(EMNIST)
+    x = images(3, 28, 28)
+    put(
+        tmp_path / "emnist",
+        {
+            "emnist-byclass-train-images-idx3-ubyte.gz": gzip.compress(idx(x)),
+            "emnist-byclass-train-labels-idx1-ubyte.gz": gzip.compress(idx(np.array([0, 61, 36]))),
+            "emnist-byclass-test-images-idx3-ubyte.gz": gzip.compress(idx(x[:1])),
+            "emnist-byclass-test-labels-idx1-ubyte.gz": gzip.compress(idx(np.array([10]))),
+        },
+    )
+    data = EMNIST().read(tmp_path, download=False)
+    assert data.x[1, 0, 3, 20] == x[1, 20, 3]
+    assert data.test.x[0, 0, 3, 20] == x[0, 20, 3]
+    assert [data.labels[label] for label in data.y] == ["0", "z", "a"]
+    assert data.labels[data.test.y[0]] == "A"
+
+
+def cifar(pixels, *labels):
+    return np.concatenate([*(np.array(column, np.uint8)[:, None] for column in labels), pixels], axis=1).tobytes()
+
+
+def test_cifar10_joins_its_batches_in_order(tmp_path, tiny):
+    tiny(CIFAR10)
+    pixels = images(12, 3072)
+    names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
+    batches = {name: cifar(pixels[2 * place :][:2], [place, 9]) for place, name in enumerate(names)}
+    put(tmp_path / "cifar-10-batches-bin", batches)
+    data = CIFAR10().read(tmp_path, download=False)
+    np.testing.assert_array_equal(data.x.reshape(10, -1), pixels[:10])
+    assert data.y.tolist() == [0, 9, 1, 9, 2, 9, 3, 9, 4, 9]
+    assert data.test.y.tolist() == [5, 9]
+
+
+def test_cifar100_uses_the_fine_labels(tmp_path, tiny):
+    tiny(CIFAR100)
+    put(
+        tmp_path / "cifar-100-binary",
+        {"train.bin": cifar(images(2, 3072), [11, 4], [19, 0]), "test.bin": cifar(images(1, 3072), [14], [98])},
+    )
+    data = CIFAR100().read(tmp_path, download=False)
+    assert [data.labels[label] for label in data.y] == ["cattle", "apple"]
+    assert data.labels[data.test.y[0]] == "woman"
+    assert data.classes == 100
+
+
+def test_svhn_with_and_without_the_extra_images(tmp_path, tiny):
+    tiny(SVHN)
+    tiny(SVHN, "published_extra")
+    for name, labels in {"train": [10, 1], "test": [2], "extra": [3, 4, 5]}.items():
+        content = {"X": images(32, 32, 3, len(labels)), "y": np.array(labels, np.uint8)[:, None]}
+        savemat(tmp_path / f"{name}_32x32.mat", content)
+    assert SVHN().read(tmp_path, download=False).y.tolist() == [0, 1]
+    more = SVHN(extra=True).read(tmp_path, download=False)
+    assert more.y.tolist() == [0, 1, 3, 4, 5]
+    assert more.test.y.tolist() == [2]
+    assert more.shape == SVHN.shape
+
+
+def leaf(writers):
+    content = {
+        "users": list(writers),
+        "num_samples": list(map(len, writers.values())),
+        "user_data": {
+            name: {"x": (images(len(labels), 784) / 255).tolist(), "y": labels} for name, labels in writers.items()
+        },
+    }
+    return json.dumps(content).encode()
+
+
+@pytest.mark.parametrize("place", ["femnist/data", "leaf/data/femnist/data", "femnist", "data", ""])
+def test_femnist_keeps_its_users(tmp_path, place):
+    put(tmp_path / place / "train", {"a_0.json": leaf({"ann": [0, 61]}), "a_1.json": leaf({"bob": [36]})})
+    put(tmp_path / place / "test", {"a_0.json": leaf({"ann": [1]}), "a_1.json": leaf({"bob": [2]})})
+    data = FEMNIST().read(tmp_path, download=False)
+    assert data.users.tolist() == ["ann", "ann", "bob"]
+    assert data.test.users.tolist() == ["ann", "bob"]
+    assert data.y.tolist() == [0, 61, 36]
+    assert data.shape == FEMNIST.shape
+    assert FEMNIST(test_part=False).read(tmp_path, download=False).test is None
+
+
+def test_femnist_says_how_to_make_its_files(tmp_path):
+    with pytest.raises(DataError, match=r"train/\*\.json in .*preprocess.sh"):
+        FEMNIST().read(tmp_path, download=True)
+    put(tmp_path / "femnist/data/train", {"a_0.json": leaf({"ann": [0]})})
+    with pytest.raises(DataError, match=r"test/\*\.json"):
+        FEMNIST().read(tmp_path, download=True)
+
+
+@pytest.fixture
+def imagenet(tmp_path):
+    """Ten batches of five images. Of the classes 1 to 20, the even ones have four training images, the odd ones one."""
+    frequent, rare = np.arange(2, 21, 2), np.arange(1, 20, 2)
+    labels = np.concatenate([np.repeat(frequent, 4), rare])
+    for number in range(10):
+        batch = {"data": images(5, 3072), "labels": labels[number::10]}
+        np.savez(tmp_path / f"train_data_batch_{number + 1}.npz", **batch, mean=np.zeros(3072))
+    np.savez(tmp_path / "val_data.npz", data=images(20, 3072), labels=np.arange(1, 21))
+    return tmp_path
+
+
+def test_imagenet32_has_all_classes_by_default(imagenet):
+    data = ImageNet32().read(imagenet, download=False)
+    assert (len(data), len(data.test), data.classes) == (50, 20, 1000)
+    assert data.labels[data.y[0]] == "2"
+    np.testing.assert_array_equal(data.x[5:10].reshape(5, -1), images(5, 3072))
+
+
+def test_imagenet32_picks_classes_with_enough_images(imagenet):
+    data = ImageNet32(classes=6, images=4).read(imagenet, download=False)
+    assert data.classes == 6
+    assert all(int(label) % 2 == 0 for label in data.labels)
+    assert np.bincount(data.y).tolist() == [4] * 6
+    assert np.bincount(data.test.y).tolist() == [1] * 6
+    numbers = [int(label) for label in data.labels]
+    assert numbers == sorted(numbers)
+
+
+def test_imagenet32_keeps_image_and_label_together(imagenet):
+    everything = ImageNet32().read(imagenet, download=False)
+    some = ImageNet32(classes=3, images=4).read(imagenet, download=False)
+    kept = [everything.labels[label] in some.labels for label in everything.y]
+    np.testing.assert_array_equal(some.x, everything.x[kept])
+    assert [some.labels[y] for y in some.y] == [everything.labels[y] for y in everything.y[kept]]
+
+
+def test_imagenet32_depends_on_its_seed_alone(imagenet):
+    picks = [ImageNet32(classes=3, images=4, seed=seed).read(imagenet, download=False).labels for seed in (0, 0, 1, 2)]
+    assert picks[0] == picks[1]
+    assert len(set(picks)) > 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"classes": 0}, "classes=0: from 1 to 1000"),
+        ({"classes": 1001}, "classes=1001: from 1 to 1000"),
+        ({"classes": 11, "images": 4}, "classes=11: only 10 have at least 4 training images"),
+        ({"classes": 10}, "only 0 have at least 1000"),
+    ],
+)
+def test_imagenet32_refuses_what_cannot_be_picked(imagenet, settings, message):
+    with pytest.raises(SettingsError, match=message):
+        ImageNet32(**settings).read(imagenet, download=False)
+
+
+def test_a_source_downloads_what_it_lacks(tmp_path, monkeypatch):
+    def sent(name, array):
+        content = gzip.compress(idx(array), mtime=0)
+        answers[f"http://a/{name}"] = content
+        file = storage.PublishedFile(name, len(content), f"md5:{hashlib.md5(content).hexdigest()}")
+        return storage.Download(file, (f"http://a/{name}",), "MNIST/raw")
+
+    answers: dict[str, bytes] = {}
+    downloads = (
+        sent("train-images.gz", images(3, 28, 28)),
+        sent("train-labels.gz", np.array([0, 1, 2])),
+        sent("test-images.gz", images(1, 28, 28)),
+        sent("test-labels.gz", np.array([3])),
+    )
+    files = tuple(item.file for item in downloads)
+    monkeypatch.setattr(MNIST, "published", replace(MNIST.published, files=files, downloads=downloads))
+    monkeypatch.setattr(storage, "_retrieve", lambda url, path: path.write_bytes(answers[url]))
+    data = MNIST().read(tmp_path, download=True)
+    assert data.y.tolist() == [0, 1, 2]
+    assert (tmp_path / "MNIST/raw/test-labels.gz").exists()
+    answers.clear()
+    assert MNIST().read(tmp_path, download=True).test.y.tolist() == [3]

@@ -1,0 +1,69 @@
+"""The same on a GPU, where there is one."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import coterie
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+
+def federation(device, precision="float64", engine="simulation", **options):
+    rng = np.random.default_rng(0)
+    y = rng.integers(4, size=200)
+    x = rng.integers(0, 120, (200, 2, 8, 8)) + 30 * y[:, None, None, None]
+    data = coterie.Dataset(x.astype(np.uint8), y).held_out(0.2)
+    options = {"clients": 7, "min_size": 6, "device": device, "precision": precision, "engine": engine, **options}
+    return coterie.simulate(data, "quantity", noisy_net, **options)
+
+
+def noisy_net(shape, classes):
+    """A net with batch normalisation and dropout."""
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(64, classes),
+    )
+
+
+@pytest.mark.parametrize("engine", ["loop", "vectorised"])
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "local"])
+def test_a_gpu_agrees_with_the_loop_on_the_cpu(engine, name):
+    made = coterie.methods.make(name, rounds=3, batch=8, momentum=0.5, participation=0.8)
+    reference = made.fit(federation("cpu", engine="loop", augment="crop-flip"))
+    result = made.fit(federation("cuda", engine=engine, augment="crop-flip"))
+    for one, other in zip(reference.clients, result.clients, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-9)
+    if name != "local":
+        ours, theirs = result.state.model, reference.state.model
+        assert (ours.parameters.cpu() - theirs.parameters).abs().max() < 1e-9
+        assert (ours.buffers.cpu() - theirs.buffers).abs().max() < 1e-9
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+def test_every_precision_learns_and_repeats_to_the_last_bit(precision):
+    fed = federation("cuda", precision)
+    first, second = (coterie.FedAvg(rounds=5, batch=8).fit(fed) for _ in range(2))
+    assert first.summary["accuracy_mean"] > 0.5
+    assert torch.equal(first.state.model.parameters, second.state.model.parameters)
+
+
+def test_torch_is_left_as_it_was():
+    before = torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic
+    coterie.FedAvg(rounds=1).fit(federation("cuda", "tf32"))
+    assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic) == before
+
+
+def test_the_gpu_is_taken_by_default_and_what_clients_keep_stays_on_the_host():
+    fed = federation("auto")
+    coterie.Local(rounds=1).fit(fed)
+    assert fed.net.device.type == "cuda"
+    assert all(
+        value.parameters.device.type == "cpu" for name, value in fed._engine._memory.values.items() if name == "model"
+    )

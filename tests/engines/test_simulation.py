@@ -1,0 +1,263 @@
+"""The simulation: forms, chunks and workers change no result."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import coterie
+from coterie import Clients, Models, program
+from coterie.engines.simulation import Computing
+from coterie.errors import CoterieError, ProgramError, SettingsError
+from coterie.programs import evaluate, label_histogram, predict, train
+from coterie.training import LocalTraining
+
+
+def images(samples=150, classes=4, seed=0):
+    rng = np.random.default_rng(seed)
+    y = rng.integers(classes, size=samples)
+    x = rng.integers(0, 120, (samples, 2, 8, 8)) + 30 * y[:, None, None, None]
+    return coterie.Dataset(x.astype(np.uint8), y, labels=tuple(map(str, range(classes)))).held_out(0.2)
+
+
+def noisy_net(shape, classes):
+    """Batch normalisation and dropout: what padding and positions would disturb."""
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 4, 3, padding=1),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.Dropout2d(0.2),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(64, classes),
+    )
+
+
+def federation(engine="loop", net=noisy_net, **options):
+    """Unequal clients: from 6 samples to many."""
+    options = {"precision": "float64", "workers": 0, **options}
+    return coterie.simulate(images(), "quantity", net, clients=7, min_size=6, alpha=0.7, engine=engine, **options)
+
+
+METHODS = {
+    "fedavg": {"server_momentum": 0.3, "momentum": 0.5},
+    "fedprox": {"mu": 0.1, "decay": 0.01},
+    "local": {"clip": 0.5},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("augment", ["none", "crop-flip"])
+def test_loop_and_vectorised_agree_after_three_rounds(name, augment):
+    results = []
+    for engine in ("loop", "vectorised"):
+        fed = federation(engine, augment=augment)
+        made = coterie.methods.make(name, rounds=3, batch=8, participation=0.8, **METHODS[name])
+        results.append((made.fit(fed), fed.run(what_clients_have)))
+    (loop, kept), (vectorised, kept_too) = results
+    assert (kept.model.parameters - kept_too.model.parameters).abs().max() < 1e-9
+    assert (kept.model.buffers - kept_too.model.buffers).abs().max() < 1e-9
+    if name != "local":
+        assert (loop.state.model.parameters - vectorised.state.model.parameters).abs().max() < 1e-9
+        assert (loop.state.model.buffers - vectorised.state.model.buffers).abs().max() < 1e-9
+    for one, other in zip(loop.clients, vectorised.clients, strict=True):
+        assert one["accuracy"] == other["accuracy"]
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-9)
+
+
+@program
+def what_clients_have(clients: Clients):
+    """The models that clients keep, or start from."""
+    return {"model": clients.state("model", otherwise=clients.initial())}
+
+
+def outputs_of_every_program(fed):
+    models = fed.new_models(3)
+    x = torch.linspace(-1, 1, 5 * 128, dtype=torch.float64).reshape(5, 2, 8, 8)
+    local = LocalTraining(batch=5, rate=0.05)
+    calls = [
+        fed.run(train, shared=fed.new_model(), local=local, pull=0.2),
+        fed.run(evaluate, shared=models, on="train"),
+        fed.run(evaluate, shared=fed.new_model(), on="validation"),
+        fed.run(predict, shared={"models": models[1], "inputs": x}),
+        fed.run(label_histogram),
+    ]
+    found = {}
+    for number, replies in enumerate(calls):
+        for name, value in replies.outputs.items():
+            found[number, name] = value.parameters if isinstance(value, Models) else value.double()
+    return found
+
+
+@pytest.mark.parametrize("options", [{"engine": "vectorised"}, {"engine": "vectorised", "memory": 2e-5}])
+def test_every_program_agrees_with_the_loop_in_chunks_of_any_size(options):
+    reference = outputs_of_every_program(federation())
+    other = outputs_of_every_program(federation(**options))
+    assert reference.keys() == other.keys()
+    for key, value in reference.items():
+        assert (value - other[key]).abs().max() < 1e-9, key
+
+
+def test_memory_decides_how_many_clients_are_computed_together():
+    few, many = (federation("vectorised", memory=memory)._engine for memory in (2e-5, 1.0))
+    call = coterie.federation.Call(train, np.arange(7))
+    assert len(few._chunks(call)) > 1
+    assert len(many._chunks(call)) == 1
+
+
+def test_clients_with_most_samples_are_computed_first():
+    fed = federation("vectorised", memory=2e-5)
+    call = coterie.federation.Call(train, np.arange(7))
+    order = np.concatenate(fed._engine._chunks(call))
+    assert sorted(order) == list(range(7))
+    assert (np.diff(fed.sizes.numpy()[order]) <= 0).all()
+
+
+def test_small_nets_are_vectorised_and_large_ones_are_not():
+    assert "vectorised form" in federation("simulation", net="mlp").explain()
+    assert "loop form" in federation("simulation", net="resnet9").explain()
+    assert "as told" in federation("vectorised").explain()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "cuda:77"}, "device=cuda:77"),
+        ({"device": "typewriter"}, "device=typewriter"),
+        ({"workers": -1}, "workers=-1"),
+        ({"memory": 0.0}, "memory=0.0"),
+    ],
+)
+def test_bad_computing_is_refused(options, message):
+    with pytest.raises(SettingsError, match=message):
+        federation(**options)
+
+
+def test_the_thread_count_of_the_process_is_left_as_it_was():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        coterie.FedAvg(rounds=1).fit(federation())
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+def test_every_precision_learns(precision):
+    fed = federation(precision=precision, net="cnn")
+    result = coterie.FedAvg(rounds=6, batch=8).fit(fed)
+    assert result.summary["accuracy_mean"] > 0.5
+    assert fed.net.dtype == torch.float32
+
+
+class TestWorkers:
+    """Worker processes: the same bits as in process."""
+
+    @pytest.fixture
+    def fed(self):
+        fed = federation(net="cnn", precision="float32", workers=2)
+        yield fed
+        fed.close()
+
+    def test_workers_change_no_bit(self, fed):
+        here = federation(net="cnn", precision="float32")
+        for name in ("fedavg", "local"):
+            made = coterie.methods.make(name, rounds=2, participation=0.7)
+            results = [made.fit(one) for one in (fed, here)]
+            kept = [one.run(what_clients_have).model.parameters for one in (fed, here)]
+            assert torch.equal(*kept)
+            accuracies = [[client["loss"] for client in result.clients] for result in results]
+            assert accuracies[0] == accuracies[1]
+
+    def test_an_exception_in_a_worker_surfaces_with_the_clients_name(self, fed):
+        with pytest.raises(ProgramError, match=r"failed on client \d: CoterieError: start of shape \(1, 2\)"):
+            fed.run(train, shared=fed.new_models(2), local=LocalTraining())
+
+    def test_a_worker_that_is_killed_is_an_error_and_not_a_hang(self, fed):
+        fed.run(label_histogram)
+        fed._engine._workers._processes[0].kill()
+        with pytest.raises(CoterieError, match="worker process ended by signal 9"):
+            fed.run(label_histogram)
+
+    def test_nothing_is_left_behind(self, fed):
+        folder = fed._engine._workers._folder
+        processes = fed._engine._workers._processes
+        fed.run(label_histogram)
+        assert sorted(path.name.split("-")[0] for path in folder.iterdir()) == ["call", "call", "pool", "setup"]
+        fed.close()
+        assert not folder.exists()
+        assert all(process.returncode == 0 for process in processes)
+
+    def test_workers_end_and_clean_up_when_their_parent_is_killed(self, tmp_path):
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import coterie, sys, time\n"
+            "fed = coterie.simulate('digits', 'iid', 'mlp', clients=4, workers=2)\n"
+            "coterie.FedAvg(rounds=1).fit(fed)\n"
+            "workers = fed._engine._workers\n"
+            "print(workers._folder, *[p.pid for p in workers._processes], flush=True)\n"
+            "time.sleep(60)\n"
+        )
+        parent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+        folder, *workers = parent.stdout.readline().split()
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+        for _ in range(100):
+            if not Path(folder).exists() and not any(_runs(int(pid)) for pid in workers):
+                return
+            time.sleep(0.1)
+        pytest.fail("workers or their files are still there")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0]
+
+
+def test_a_script_without_a_main_guard_can_use_workers_and_its_own_programs(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import coterie, torch\n"
+        "@coterie.program\n"
+        "def own(clients):\n"
+        "    return {'sizes': clients.sizes}\n"
+        "fed = coterie.simulate('digits', 'iid', 'mlp', clients=4, workers=2)\n"
+        "rounds = coterie.FedAvg(rounds=1).fit(fed).summary['rounds']\n"
+        "print(rounds, fed.run(own).sizes.tolist() == fed.sizes.tolist())\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split() == ["1", "True"]
+
+
+def test_workers_start_only_if_there_is_enough_to_do():
+    small = Computing()
+    assert federation("simulation", net="mlp", workers=small.workers)._engine._workers is None
+
+
+@pytest.mark.slow
+def test_a_thousand_clients_of_lenet_run_in_four_gigabytes(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import coterie, numpy as np, resource\n"
+        "rng = np.random.default_rng(0)\n"
+        "x = rng.integers(0, 256, (20000, 3, 32, 32), dtype=np.uint8)\n"
+        "data = coterie.Dataset(x, np.arange(20000) % 10)\n"
+        "fed = coterie.simulate(data, 'iid', 'lenet5', clients=1000, engine='vectorised', workers=0)\n"
+        "coterie.FedAvg(rounds=1, epochs=1).fit(fed)\n"
+        "coterie.Local(rounds=1, epochs=1).fit(fed)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=900, check=True)
+    assert int(done.stdout) / 1e6 < 4

@@ -1,0 +1,313 @@
+"""What a program may do on clients, and what it may not."""
+
+import numpy as np
+import pytest
+import torch
+
+from coterie.clients import Clients, new_models
+from coterie.errors import CoterieError, SettingsError
+from coterie.forms import FORMS
+from coterie.memory import Memory
+from coterie.training import LocalTraining, cross_entropy
+from coterie.weights import Models
+from helpers import close, linear, mlp, normed, resized, world
+
+LOCAL = LocalTraining(epochs=1, batch=4)
+
+
+def remembering(positions=(0, 1, 2, 3), **values):
+    """What four clients remember, of which some have kept something."""
+    memory = Memory(4)
+    memory.update(torch.tensor(positions), values)
+    return memory
+
+
+# Remembering
+
+
+def test_clients_that_keep_nothing_get_what_to_start_from():
+    clients = world(mlp).clients()
+    start = torch.zeros(4)
+    assert clients.state("mark", start) is start
+
+
+def test_clients_that_keep_nothing_and_get_nothing_are_an_error():
+    with pytest.raises(CoterieError, match="keep nothing under 'mark'"):
+        world(mlp).clients().state("mark")
+
+
+def test_what_was_kept_comes_back():
+    memory = remembering(mark=torch.arange(4))
+    assert world(mlp).clients(memory=memory).state("mark", torch.zeros(4)).tolist() == [0, 1, 2, 3]
+
+
+def test_each_client_gets_its_own_or_what_to_start_from():
+    memory = remembering([1, 3], mark=torch.tensor([[5.0, 5.0], [7.0, 7.0]]))
+    clients = world(mlp).clients(memory=memory)
+    assert clients.state("mark", torch.zeros(4, 2))[:, 0].tolist() == [0, 5, 0, 7]
+    with pytest.raises(CoterieError, match="client 0 keeps nothing under 'mark'"):
+        clients.state("mark")
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["one model", "several models"])
+def test_models_are_kept_with_their_statistics(several):
+    here = world(normed, shape=(2, 4, 4))
+    own, start = here.models(), here.models(seed=1)
+    if several:  # as many models as clients, so that a mix-up of the axes would go unnoticed by the shapes
+        own, start = Models.stack([own] * 4), Models.stack([start] * 4)
+    clients = here.clients(memory=remembering([1, 3], model=own[[1, 3]]))
+    found = clients.state("model", start)
+    for client, source in enumerate([start, own, start, own]):
+        assert torch.equal(found.parameters[client], source.parameters[client])
+        assert torch.equal(found.buffers[client], source.buffers[client])
+
+
+def test_changes_are_kept_too():
+    here = world(mlp)
+    change = here.models() - here.models(seed=1)
+    clients = here.clients(memory=remembering([2], control=change[2:3]))
+    found = clients.state("control", here.models().zeros())
+    assert torch.equal(found.parameters[2], change.parameters[2])
+    assert not found.parameters[0].any()
+
+
+def test_what_a_program_keeps_it_sees_at_once_and_memory_only_afterwards():
+    memory = remembering(mark=torch.zeros(4))
+    clients = world(mlp).clients(memory=memory)
+    clients.keep(mark=torch.ones(4), more=torch.ones(4, 2))
+    assert clients.state("mark").tolist() == [1] * 4
+    assert memory.values["mark"].tolist() == [0] * 4
+    assert set(clients.kept) == {"mark", "more"}
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (torch.zeros(3), r"shape \(3,\) for 4 clients"),
+        (torch.tensor(1.0), r"shape \(\) for 4 clients"),
+        ([1, 2, 3, 4], "not list"),
+        (np.zeros(4), "not ndarray"),
+        (world(mlp).models()[0], r"shape \(\) for 4 clients"),
+    ],
+    ids=["rows", "number", "list", "array", "single model"],
+)
+def test_only_values_with_a_row_per_client_can_be_kept(value, message):
+    with pytest.raises(CoterieError, match=rf"keep\(mark=...\): .*{message}"):
+        world(mlp).clients().keep(mark=value)
+
+
+# Training calls
+
+
+def following(clients):
+    """Memory after a call, as an engine would make it."""
+    memory = clients._memory
+    memory.update(torch.arange(len(clients)), clients.kept)
+    memory.commit()
+    return memory
+
+
+def test_every_training_call_of_a_round_has_draws_of_its_own():
+    here = world(mlp)
+    clients, start = here.clients(), here.models()
+    first, second = (clients.train(start, LOCAL).models.parameters for _ in range(2))
+    # Clients 0 and 2 have more than one batch; the others see the same samples in any order.
+    assert (first - second).abs().amax(dim=1)[[0, 2]].min() > 1e-6
+    close(first[[1, 3]], second[[1, 3]])
+
+
+def test_calls_are_counted_across_programs_of_a_round():
+    here = world(mlp)
+    together = here.clients()
+    twice = [together.train(here.models(), LOCAL).models for _ in range(2)]
+    one = here.clients()
+    first = one.train(here.models(), LOCAL).models
+    two = here.clients(memory=following(one))
+    second = two.train(here.models(), LOCAL).models
+    assert torch.equal(first.parameters, twice[0].parameters)
+    assert torch.equal(second.parameters, twice[1].parameters)
+
+
+def test_the_count_begins_anew_with_every_round():
+    here = world(mlp)
+    before = here.clients(number=1)
+    before.train(here.models(), LOCAL)
+    after = here.clients(number=2, memory=following(before))
+    fresh = here.clients(number=2)
+    assert torch.equal(
+        after.train(here.models(), LOCAL).models.parameters, fresh.train(here.models(), LOCAL).models.parameters
+    )
+
+
+def test_every_step_of_every_client_has_noise_of_its_own():
+    here, keys = world(mlp), []
+
+    def recording(model, batch, key):
+        keys.append(int(key))
+        return cross_entropy(model, batch, key)
+
+    clients = here.clients("loop")
+    for _ in range(2):
+        clients.train(here.models(), LocalTraining(steps=5), objective=recording)
+    assert len(set(keys)) == 2 * 4 * 5
+
+
+@pytest.mark.parametrize("at", [{"seed": 1}, {"number": 2}], ids=["seed", "round"])
+def test_draws_differ_by_seed_and_round(at):
+    here = world(mlp)
+    one, other = here.clients().train(here.models(), LOCAL), here.clients(**at).train(here.models(), LOCAL)
+    assert (one.models.parameters != other.models.parameters).any(dim=1)[[0, 2]].all()
+
+
+def test_draws_follow_the_clients_name_not_its_place():
+    here = world(mlp)
+    whole, last = here.clients("loop"), here.clients("loop", [2])
+    expected = whole.train(here.models(), LOCAL).models.parameters[2]
+    assert torch.equal(last.train(here.models()[2:3], LOCAL).models.parameters[0], expected)
+
+
+def test_steps_and_rounds_are_counted_for_the_record():
+    here = world(mlp)
+    memory = None
+    for number in (1, 2):
+        clients = here.clients(number=number, memory=memory)
+        for _ in range(number):
+            clients.train(here.models(), LOCAL)
+        memory = following(clients)
+    assert memory.values["_steps"].tolist() == [3 * 2, 3 * 1, 3 * 3, 3 * 1]
+    assert memory.values["_rounds"].tolist() == [2] * 4
+
+
+def test_adapting_is_like_training_but_leaves_no_trace():
+    here = world(mlp)
+    clients = here.clients()
+    adapted = clients.adapt(here.models(), LOCAL)
+    assert clients.kept == {}
+    assert torch.equal(adapted.parameters, clients.adapt(here.models(), LOCAL).parameters)
+    assert (adapted.parameters != here.models().parameters).any(dim=1).all()
+
+
+def test_the_last_model_is_kept_only_if_asked():
+    here = world(mlp)
+    plain, keeping = here.clients(), here.clients(keep_last=True)
+    plain.train(here.models(), LOCAL)
+    result = keeping.train(here.models(), LOCAL)
+    assert "_last" not in plain.kept
+    assert torch.equal(keeping.kept["_last"].parameters, result.models.parameters)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_client_without_training_samples_is_named(form):
+    here = resized(world(mlp), (7, 0, 2, 1))
+    with pytest.raises(CoterieError, match="client 1 has no training samples"):
+        here.clients(form).train(here.models(), LOCAL)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (4, 2)], ids=str)
+def test_training_takes_one_model_per_client(shape):
+    here = world(mlp)
+    start = here.models(1)[0]
+    with pytest.raises(CoterieError, match="for 4 clients"):
+        here.clients().train(start.expand(*shape) if shape else start, LOCAL)
+
+
+def test_evaluating_takes_models_per_client():
+    here = world(mlp)
+    with pytest.raises(CoterieError, match=r"models of shape \(3,\) for 4 clients: the first axis is the client"):
+        here.clients().evaluate(here.models(3))
+
+
+# Data
+
+
+@pytest.mark.parametrize("part", ["test", "global"])
+@pytest.mark.parametrize(
+    "reach",
+    [
+        lambda clients, part: clients.evaluate(clients.initial(), part),
+        lambda clients, part: clients.label_counts(part),
+        lambda clients, part: clients.inputs(part),
+    ],
+    ids=["evaluate", "label_counts", "inputs"],
+)
+def test_test_data_is_out_of_reach_unless_scoring(reach, part):
+    here = world(mlp)
+    with pytest.raises(CoterieError, match="test data is for scoring only"):
+        reach(here.clients(), part)
+    reach(here.clients(scoring=True), part)
+
+
+def test_an_unknown_part_is_an_error():
+    with pytest.raises(SettingsError, match="on='tset': train or validation"):
+        world(mlp).clients().evaluate(world(mlp).models(), "tset")
+
+
+def test_the_global_test_set_is_the_same_for_all():
+    here = world(mlp)
+    found = here.clients(scoring=True).evaluate(here.models(1)[0].expand(4), "global")
+    assert found.samples.tolist() == [5] * 4
+    assert len(set(found.loss_sum.tolist())) == 1
+
+
+def test_without_a_global_test_set_there_is_nothing_to_score():
+    here = world(mlp)
+    clients = here.clients(scoring=True)
+    bare = Clients(here.net, here.pool, here.shards, clients._form, clients._at)
+    assert bare.evaluate(here.models(), "global").accuracy.isnan().all()
+
+
+@pytest.mark.parametrize("part", ["train", "validation"])
+def test_label_counts_are_the_clients_own(part):
+    here = world(mlp)
+    found = here.clients().label_counts(part)
+    assert found.shape == (4, 3)
+    for client, shard in enumerate(here.shards):
+        assert found[client].tolist() == np.bincount(here.pool.y[shard.part(part)], minlength=3).tolist()
+
+
+def test_sizes_and_names():
+    clients = world(mlp).clients(chosen=[2, 0])
+    assert clients.sizes.tolist() == [12, 7]
+    assert clients.names == ("2", "0")
+    assert (len(clients), clients.round) == (2, 1)
+
+
+def test_inputs_come_prepared_if_clients_have_equally_many():
+    here = world(mlp)
+    found = here.clients().inputs("validation")
+    assert found.shape == (4, 3, 5)
+    close(found[2], here.pool.inputs(torch.from_numpy(here.shards[2].validation)))
+    with pytest.raises(CoterieError, match="unequal numbers of samples"):
+        here.clients().inputs("train")
+
+
+def test_generators_are_keyed_by_purpose_round_and_name():
+    here = world(mlp)
+
+    def draws(purpose="noise", **options):
+        return [rng.random() for rng in here.clients(**options).generators(purpose)]
+
+    assert draws() == draws()
+    assert draws(chosen=[3, 1]) == [draws()[3], draws()[1]]
+    others = draws("other") + draws(number=2) + draws(seed=1)
+    assert len({*draws(), *others}) == 16
+
+
+# Models
+
+
+def test_new_models_are_the_same_for_a_seed_and_each_different():
+    net = world(linear).net
+    three = new_models(net, 5, 3)
+    assert three.shape == (3,)
+    assert torch.equal(new_models(net, 5).parameters, three.parameters[0])
+    assert torch.equal(new_models(net, 5, 2).parameters, three.parameters[:2])
+    assert not torch.equal(three.parameters[0], three.parameters[1])
+    assert not torch.equal(new_models(net, 6).parameters, three.parameters[0])
+
+
+def test_all_clients_begin_with_the_same_model():
+    clients = world(linear).clients(seed=3)
+    initial = clients.initial()
+    assert initial.shape == (4,)
+    assert torch.equal(initial.parameters[3], new_models(clients.net, 3).parameters)
