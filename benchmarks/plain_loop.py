@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, multiprocessing, nn
 
+from coterie import CoterieError, Settings, load
 from measure import Measured, measure
 
 PROCESSES = 2
@@ -94,8 +95,6 @@ def work(rank: int, arguments: argparse.Namespace, shards: list, pool: dict, sha
 
 def plain(arguments: argparse.Namespace) -> None:
     """The plain loop: prints its training time and its global accuracy as JSON."""
-    from coterie.settings import Settings
-
     given = {"data": "fashion-mnist", "split": "dirichlet", "alpha": 0.5, "clients": 20, "net": "cnn-16-32"}
     if arguments.data_dir:
         given["data_dir"] = arguments.data_dir
@@ -140,6 +139,10 @@ def main() -> None:
     if arguments.plain:
         plain(arguments)
         return
+    try:
+        load("fashion-mnist", arguments.data_dir)
+    except CoterieError as error:
+        raise SystemExit(str(error)) from None
     again = [sys.executable, __file__, "--plain", "--rounds", str(arguments.rounds)]
     again += ["--data-dir", arguments.data_dir] if arguments.data_dir else []
     commands = {"plain loop": again, "plain loop, channels last": [*again, "--channels-last"], "coterie": []}

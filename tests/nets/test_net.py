@@ -379,3 +379,21 @@ def test_work_and_activations_are_counted_per_sample():
 def test_our_own_layers_can_be_used_directly():
     net = make_net(simple(lambda: BatchNorm(4), lambda: nn.Linear(4, 3)), (4,), 3)
     assert net.buffers.names == ("0.running_mean", "0.running_var")
+
+
+def tied(shape, classes):
+    """Two layers with one matrix."""
+    first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
+    second.weight = first.weight
+    return nn.Sequential(first, nn.Tanh(), second, nn.Linear(4, classes))
+
+
+def test_tied_weights_are_one_set_of_parameters():
+    net = make_net(tied, (4,), 2, dtype=torch.float64)
+    assert net.parameters.total == 16 + 10
+    parameters, buffers = net.initial(rng(3))
+    x = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
+    output, _ = net(parameters, buffers, (x,), Pass())
+    views = net.parameters.views(parameters)
+    hidden = torch.tanh(x @ views["0.weight"].T) @ views["0.weight"].T
+    assert torch.allclose(output, hidden @ views["3.weight"].T + views["3.bias"], atol=1e-12)

@@ -89,6 +89,8 @@ class Net:
         self.buffers = _layout(still | statistics)
         if self.parameters.total == 0:
             raise SettingsError(f"net {name}: nothing to train")
+        # Looking for tied weights takes longer in every pass than a small layer: done once, here.
+        self._tied = len(named) < len(list(self.module.named_parameters(remove_duplicate=False)))
         self._check_fit()
         self.module.to(device=self.device, dtype=dtype)
         self.module.requires_grad_(False)
@@ -140,7 +142,7 @@ class Net:
         # A module may change its buffers in place: then a copy, not what was given.
         tensors = self.parameters.views(parameters) | self.buffers.views(buffers.clone())
         with passing(current):
-            output = functional_call(self.module, tensors, tuple(inputs))
+            output = functional_call(self.module, tensors, tuple(inputs), tie_weights=self._tied)
         if not (current.training and self.buffers.names):
             return output, buffers
         return output, self.buffers.flatten(tensors)
