@@ -16,6 +16,7 @@ from torch import Tensor
 from coterie.data.population import Pool, Shard
 from coterie.errors import CoterieError, SettingsError
 from coterie.forms import Form
+from coterie.letters import Letter, Letters, checked_content
 from coterie.memory import Memory, Value
 from coterie.nets.net import Net
 from coterie.randomness import generator, torch_generator
@@ -39,6 +40,10 @@ class Round:
     """Whether test data may be read."""
     keep_last: bool = False
     """Whether clients keep the model that they trained last, for the view `last`."""
+    run: str = ""
+    """The run, where several can reach the same sites."""
+    phase: int = 0
+    """The number of the call within the round."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +90,15 @@ class Clients:
         at: Round,
         memory: Memory | None = None,
         common: np.ndarray | None = None,
+        letters: Letters | None = None,
     ) -> None:
         self.net, self._pool, self._shards, self._form, self._at = net, pool, tuple(shards), form, at
         self._memory, self._common = memory or Memory(len(self._shards)), common
+        self._received = letters or Letters()
         self.kept: dict[str, Value] = {}
         """What the program has told the clients to keep."""
+        self.written: list[Letter] = []
+        """The letters that the program has written."""
 
     def __len__(self) -> int:
         return len(self._shards)
@@ -171,6 +180,17 @@ class Clients:
         number = torch.where(calls[:, 0] == self.round, calls[:, 1], 0)
         self.kept["_calls"] = torch.stack([torch.full_like(number, self.round), number + 1], dim=1)
         return number
+
+    # Writing to each other
+
+    def write(self, row: int, receiver: str, subject: str, **content: Tensor) -> None:
+        """Let a client, by its row, write tensors to another by its name. Only that one's programs can read them."""
+        self.written.append(Letter(self.names[row], receiver, subject, checked_content(content)))
+
+    def letters(self, row: int, subject: str | None = None) -> list[Letter]:
+        """What a client, by its row, has received with this call, in the order of senders; on one subject if named."""
+        found = [letter for letter in self._received.to(self.names[row]) if subject in (None, letter.subject)]
+        return sorted(found, key=lambda letter: letter.sender)
 
     # Training
 

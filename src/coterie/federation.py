@@ -14,6 +14,7 @@ from coterie import mixing, sampling
 from coterie.clients import Clients, Round, new_models
 from coterie.errors import CoterieError
 from coterie.ledger import Direction, Ledger
+from coterie.letters import Letters
 from coterie.memory import Value
 from coterie.nets.net import Net
 from coterie.programs import Program
@@ -39,6 +40,8 @@ class Call:
     """Inputs that are the same for all."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     at: Round = field(default_factory=Round)
+    letters: Letters = field(default_factory=Letters)
+    """Letters for these clients."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,8 @@ class Answers:
 
     clients: np.ndarray
     outputs: Mapping[str, Value]
+    letters: Letters = field(default_factory=Letters)
+    """What they have written to each other."""
 
 
 class Engine(Protocol):
@@ -69,7 +74,15 @@ class Engine(Protocol):
 
     @property
     def server(self) -> Sequence[int]:
-        """Positions of the parts of the global test set: they can be scored like clients."""
+        """Positions of the parts of the global test set, all below 0: they can be scored like clients."""
+        ...
+
+    def present(self) -> np.ndarray:
+        """Positions of the clients that can be reached."""
+        ...
+
+    def start_round(self, number: int) -> None:
+        """A round begins: a good moment to see who is there."""
         ...
 
     def run(self, call: Call) -> Answers:
@@ -116,10 +129,12 @@ class Engine(Protocol):
 class Replies:
     """What clients sent back: each output of the program as an attribute, with a row per client that answered."""
 
-    def __init__(self, clients: np.ndarray, outputs: Mapping[str, Value], sizes: Tensor) -> None:
+    def __init__(self, clients: np.ndarray, outputs: Mapping[str, Value], sizes: Tensor, letters: Letters) -> None:
         self.clients = clients
         """Positions of the clients that answered, ascending."""
-        self.outputs = dict(outputs)
+        self.outputs: dict[str, Any] = dict(outputs)
+        self.letters = letters
+        """What they have written to each other, to be handed on unopened."""
         self._sizes = sizes
 
     def __len__(self) -> int:
@@ -155,13 +170,12 @@ class Federation:
         self._engine, self.seed, self.true_groups = engine, seed, true_groups
         self.keep_last = False
         self.ledger = Ledger()
-        self.round, self.rounds = 0, 0
+        self.round, self.rounds, self._phase = 0, 0, 0
         self._method_at_work = False
-        self._arrivals = np.zeros(len(engine.names), dtype=np.int64)
-        for client, arrival in (arrivals or {}).items():
+        self._arrivals = dict(arrivals or {})
+        for client in self._arrivals:
             if not 0 <= client < len(engine.names):
                 raise CoterieError(f"arrivals: there is no client {client} (0 to {len(engine.names) - 1})")
-            self._arrivals[client] = arrival
 
     @property
     def net(self) -> Net:
@@ -181,7 +195,8 @@ class Federation:
     @property
     def clients(self) -> np.ndarray:
         """Positions of the clients that are there in this round."""
-        return np.flatnonzero(self._arrivals <= max(self.round, 1))
+        now = max(self.round, 1)
+        return np.array([client for client in self._engine.present() if self._arrivals.get(int(client), 0) <= now])
 
     def new_model(self) -> Models:
         """A freshly initialised model: the one that every run of this seed starts from."""
@@ -207,23 +222,31 @@ class Federation:
         return ServerData(self._engine.server_clients(self._at()))
 
     def run(
-        self, program: Program, clients: Any = None, *, each: Any = None, shared: Any = None, **settings: Any
+        self,
+        program: Program,
+        clients: Any = None,
+        *,
+        each: Any = None,
+        shared: Any = None,
+        letters: Letters | None = None,
+        **settings: Any,
     ) -> Replies:
         """Run a program on clients and bring back what it returns.
 
         `each` gives inputs with a row per client, `shared` the same input to all: one value for the program's first
-        input, or a dict by name. Everything else is a setting. Inside the program every input has the client as first
-        axis. Clients that do not answer, or answer with numbers that are not finite, are missing in the replies.
+        input, or a dict by name; `letters` are those of earlier replies. Everything else is a setting. Inside the
+        program every input has the client as first axis. Clients that do not answer, or answer with numbers that are
+        not finite, are missing in the replies.
         """
         if program.scoring:
             raise CoterieError(f"program {program.name} reads test data: it is for scoring, not for methods")
-        return self._run(program, clients, each, shared, settings)
+        return self._run(program, clients, each, shared, settings, letters=letters)
 
-    def score(self, program: Program, clients: np.ndarray, each: Any, shared: Any, **settings: Any) -> dict[str, Any]:
+    def score(self, program: Program, clients: np.ndarray, each: Any, shared: Any, **settings: Any) -> Replies:
         """Run a program that may read test data, for `coterie.scoring`; its traffic is counted as evaluation."""
         if self._method_at_work:
             raise CoterieError("test data is for scoring only: a method can reach train and validation data")
-        return self._run(program, clients, each, shared, settings, scoring=True).outputs
+        return self._run(program, clients, each, shared, settings, scoring=True)
 
     @contextmanager
     def method_at_work(self) -> Iterator[None]:
@@ -238,10 +261,17 @@ class Federation:
             self._method_at_work = False
 
     def _at(self, scoring: bool = False) -> Round:
-        return Round(self.seed, self.round, scoring, self.keep_last)
+        return Round(self.seed, self.round, scoring, self.keep_last, phase=self._phase)
 
     def _run(
-        self, program: Program, clients: Any, each: Any, shared: Any, settings: Mapping[str, Any], scoring: bool = False
+        self,
+        program: Program,
+        clients: Any,
+        each: Any,
+        shared: Any,
+        settings: Mapping[str, Any],
+        scoring: bool = False,
+        letters: Letters | None = None,
     ) -> Replies:
         positions = self.clients if clients is None else np.unique(np.asarray(clients, dtype=np.int64))
         if clients is not None and len(positions) != len(np.atleast_1d(clients)):
@@ -255,22 +285,26 @@ class Federation:
             _bound(program, shared, self.net.dtype),
             {name: self._resolved(value) for name, value in settings.items()},
             self._at(scoring),
+            letters or Letters(),
         )
+        self._phase += 1
         _check_inputs(call)
         if len(positions) == 0:
             raise CoterieError(f"program {program.name}: no clients to run on")
-        crosses = bool((positions < len(self.names)).all())  # what the server holds itself does not travel
+        crosses = bool((positions >= 0).all())  # what the server holds itself does not travel
         if crosses:
             self._count(call.each, "evaluation" if scoring else "down")
             self._count(call.shared, "evaluation" if scoring else "down", times=len(positions))
         answers = self._engine.run(call)
         if crosses:
             self._count(answers.outputs, "evaluation" if scoring else "up")
+            for _, _, subject, size in answers.letters.envelopes():
+                self.ledger.add("peer", subject, size)
         answers = answers if scoring else self._accepted(program, answers)
-        real = answers.clients[answers.clients < len(self.names)]
-        sizes = answers.outputs.get("samples", self.sizes[torch.from_numpy(real)])
-        assert isinstance(sizes, Tensor)
-        return Replies(answers.clients, answers.outputs, sizes.cpu())
+        sizes = self.sizes[torch.from_numpy(answers.clients[answers.clients >= 0])]
+        samples = answers.outputs.get("samples", sizes)
+        assert isinstance(samples, Tensor)
+        return Replies(answers.clients, answers.outputs, samples.cpu(), answers.letters)
 
     def _resolved(self, value: Any) -> Any:
         return value.at(self.round, self.rounds) if isinstance(value, LocalTraining) else value
@@ -294,7 +328,9 @@ class Federation:
                 f"round {self.round}: no client gave finite numbers ({program.name}); a lower rate or clipping may help"
             )
         self._engine.reject(rejected)
-        return Answers(answers.clients[fine.numpy()], {name: value[fine] for name, value in answers.outputs.items()})
+        outputs = {name: value[fine] for name, value in answers.outputs.items()}
+        letters = answers.letters.without(self.names[client] for client in rejected)
+        return Answers(answers.clients[fine.numpy()], outputs, letters)
 
     def _count(self, values: Mapping[str, Value], direction: Direction, times: int = 1) -> None:
         for name, value in values.items():
@@ -309,6 +345,11 @@ class Federation:
         self.round, self.rounds, self.keep_last = 0, rounds, keep_last
         self.ledger = Ledger()
         self._engine.reset()
+
+    def start_round(self, number: int) -> None:
+        """The next round begins."""
+        self.round, self._phase = number, 0
+        self._engine.start_round(number)
 
     def commit(self) -> None:
         """The round is done: what clients kept in it is final."""

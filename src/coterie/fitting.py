@@ -103,7 +103,7 @@ def fit(
         started -= resume.seconds
     scores, served = None, None
     for number in range(fed.round + 1, method.rounds + 1):
-        fed.round = number
+        fed.start_round(number)
         with fed.method_at_work():
             state = method.round(fed, state)
             served = method.serve(fed, state)

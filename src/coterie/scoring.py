@@ -71,12 +71,11 @@ class ClientScores:
 
 def score(fed: Federation, served: Served, scoring: Scoring, local: LocalTraining) -> ClientScores:
     """Score what is served to every client that is there."""
-    clients = fed.clients
-    each, shared = _inputs(served, clients)
+    each, shared = _inputs(served, fed.clients)
     adapt = replace(local, epochs=scoring.adapt_epochs, steps=None) if "adapted" in scoring.views else None
-    outputs = fed.score(
+    replies = fed.score(
         score_client,
-        clients,
+        fed.clients,
         each,
         shared,
         kept=served.kept,
@@ -86,9 +85,10 @@ def score(fed: Federation, served: Served, scoring: Scoring, local: LocalTrainin
         everywhere=bool(scoring.global_test) and served.personal,
         top=scoring.top,
     )
-    rows = {name: value.cpu().numpy() for name, value in outputs.items()}
+    clients = replies.clients
+    rows = {name: value.cpu().numpy() for name, value in replies.outputs.items()}
     more: dict[str, np.ndarray] = {name: rows[name] for name in _MORE if name in rows}
-    groups = _groups(fed, served, rows.get("choice"))
+    groups = _groups(fed, served, clients, rows.get("choice"))
     if groups is not None and not served.personal and len(fed.global_test) and scoring.global_test is not False:
         assert served.models is not None
         more["global_accuracy"] = _globally(fed, served.models, scoring.top)[groups[clients]]
@@ -100,14 +100,14 @@ def score(fed: Federation, served: Served, scoring: Scoring, local: LocalTrainin
 _MORE = ("global_accuracy", "accuracy_adapted", "accuracy_last")
 
 
-def _groups(fed: Federation, served: Served, choice: np.ndarray | None) -> np.ndarray | None:
+def _groups(fed: Federation, served: Served, clients: np.ndarray, choice: np.ndarray | None) -> np.ndarray | None:
     """Which of the server's models each client has, [client], -1 for clients that are not there."""
     if served.index is not None:
-        choice = served.index.numpy()[fed.clients]
+        choice = served.index.numpy()[clients]
     if choice is None:
         return None
     groups = np.full(len(fed.names), -1, dtype=np.int64)
-    groups[fed.clients] = choice
+    groups[clients] = choice
     return groups
 
 
@@ -129,7 +129,7 @@ def _inputs(served: Served, clients: np.ndarray) -> tuple[dict[str, Any], dict[s
 def _globally(fed: Federation, models: Models, top: int) -> np.ndarray:
     """Accuracy of the server's models on the global test set, [model]."""
     parts = fed.score(score_globally, np.array(fed.global_test), each={}, shared={"models": models}, top=top)
-    return (parts["correct"].sum(dim=0) / parts["samples"].sum()).cpu().numpy()
+    return (parts.correct.sum(dim=0) / parts.samples.sum()).cpu().numpy()
 
 
 @program(scoring=True)

@@ -11,11 +11,12 @@ from coterie.data.population import Pool, Shard
 from coterie.errors import ProgramError
 from coterie.federation import Call
 from coterie.forms import Form
+from coterie.letters import Letter, Letters
 from coterie.memory import Memory, Value
 from coterie.nets.net import Net
 from coterie.weights import Stack
 
-__all__ = ["Site", "device_of", "part_of", "run_chunk"]
+__all__ = ["Result", "Site", "device_of", "part_of", "run_chunk"]
 
 
 @dataclass(frozen=True)
@@ -29,18 +30,24 @@ class Site:
     """The global test set, as places in the pool."""
     form: Form
 
-    def clients(self, positions: Iterable[int], at: Round, memory: Memory | None = None) -> Clients:
+    def clients(
+        self, positions: Iterable[int], at: Round, memory: Memory | None = None, letters: Letters | None = None
+    ) -> Clients:
         """Clients by their positions."""
         shards = [self.shards[client] for client in positions]
-        return Clients(self.net, self.pool, shards, self.form, at, memory, self.common)
+        return Clients(self.net, self.pool, shards, self.form, at, memory, self.common, letters)
 
 
-def run_chunk(call: Call, memory: Memory, site: Site) -> tuple[dict[str, Value], dict[str, Value]]:
-    """Run a program on clients together: its outputs, and what the clients keep.
+Result = tuple[dict[str, Value], dict[str, Value], list[Letter]]
+"""A program's outputs, what the clients keep, and what they have written to others."""
+
+
+def run_chunk(call: Call, memory: Memory, site: Site) -> Result:
+    """Run a program on clients together.
 
     If it fails, it is run for each client alone to find out for which.
     """
-    clients = site.clients(call.clients, call.at, memory)
+    clients = site.clients(call.clients, call.at, memory, call.letters)
     inputs = {name: value.to(site.pool.device) for name, value in call.each.items()}
     for name, value in call.shared.items():
         inputs[name] = _expanded(value.to(site.pool.device), len(clients))
@@ -57,14 +64,14 @@ def run_chunk(call: Call, memory: Memory, site: Site) -> tuple[dict[str, Value],
         some = ", ".join(clients.names[:5]) + (" ..." if len(clients) > 5 else "")
         cause = f"{type(error).__name__}: {error}"
         raise ProgramError(f"program {call.program.name} failed on clients {some} together: {cause}") from error
-    return outputs, clients.kept
+    return outputs, clients.kept, clients.written
 
 
 def part_of(call: Call, rows: np.ndarray) -> Call:
     """The call for the clients in some of its rows, in this order."""
     index = torch.from_numpy(rows)
     each = {name: value[index.to(device_of(value))] for name, value in call.each.items()}
-    return Call(call.program, call.clients[rows], each, call.shared, call.settings, call.at)
+    return Call(call.program, call.clients[rows], each, call.shared, call.settings, call.at, call.letters)
 
 
 def device_of(value: Value) -> torch.device:

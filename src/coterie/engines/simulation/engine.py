@@ -12,11 +12,12 @@ import torch
 
 from coterie.clients import Clients, Round
 from coterie.data.population import Pool, Population, Shard
-from coterie.engines.simulation.chunk import Site, device_of, part_of, run_chunk
+from coterie.engines.simulation.chunk import Result, Site, device_of, part_of, run_chunk
 from coterie.engines.simulation.workers import Workers
 from coterie.errors import CoterieError, SettingsError
 from coterie.federation import Answers, Call
 from coterie.forms import FORMS, form_named
+from coterie.letters import Letters
 from coterie.memory import Memory, Value
 from coterie.nets import make_net
 from coterie.nets.net import Factory
@@ -89,8 +90,10 @@ class Simulation:
         self.net = make_net(net, population.shape, population.classes, device, dtype)
         self.names = population.names
         self.sizes = [len(shard.train) for shard in population.shards]
-        shards = [*population.shards, *_server_parts(population.server), population.server]
-        self.server = range(len(self.names), len(shards) - 1)
+        parts = _server_parts(population.server)
+        # Positions from the end: the parts of the global test set are -1, -2 ..., then comes what the server trains on.
+        shards = [*population.shards, population.server, *parts]
+        self.server = range(-len(parts), 0)
         form = form_named(self._choose_form(device), half=self.computing.precision == "bf16")
         self._site = Site(self.net, Pool.of(population, device, dtype), shards, population.server.test, form)
         self._memory = Memory(len(shards))
@@ -138,6 +141,13 @@ class Simulation:
 
     # Running programs
 
+    def present(self) -> np.ndarray:
+        """All clients: those that arrive late are the federation's business."""
+        return np.arange(len(self.names))
+
+    def start_round(self, number: int) -> None:
+        """Nothing changes here between rounds."""
+
     def run(self, call: Call) -> Answers:
         """Run a program on clients, group by group."""
         chunks = self._chunks(call)
@@ -147,18 +157,19 @@ class Simulation:
             results = self._workers.run(calls, memories)
         else:
             results = [self._run_here(one, memory) for one, memory in zip(calls, memories, strict=True)]
-        for one, (_, kept) in zip(calls, results, strict=True):
+        for one, (_, kept, _) in zip(calls, results, strict=True):
             self._memory.update(torch.from_numpy(one.clients), {name: value.to("cpu") for name, value in kept.items()})
         order = torch.from_numpy(np.argsort(np.concatenate(chunks)))
-        return Answers(call.clients, _joined([outputs for outputs, _ in results], order))
+        letters = Letters(letter for _, _, written in results for letter in written)
+        return Answers(call.clients, _joined([outputs for outputs, _, _ in results], order), letters)
 
-    def _run_here(self, call: Call, memory: Memory) -> tuple[dict[str, Value], dict[str, Value]]:
+    def _run_here(self, call: Call, memory: Memory) -> Result:
         with _computing(self.computing.precision, self._site.pool.device):
             return run_chunk(call, memory, self._site)
 
     def server_clients(self, at: Round) -> Clients:
         """The `Clients` interface over what the server itself holds."""
-        server = len(self._site.shards) - 1
+        server = -len(self.server) - 1
         if not len(self._site.shards[server].train):
             raise CoterieError("the server holds no samples: set server_samples")
         return self._site.clients([server], at)

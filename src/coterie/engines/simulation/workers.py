@@ -28,17 +28,16 @@ from safetensors.torch import save_file
 from coterie import wire
 from coterie.clients import Round
 from coterie.data.population import Pool, Shard
-from coterie.engines.simulation.chunk import Site, run_chunk
+from coterie.engines.simulation.chunk import Result, Site, run_chunk
 from coterie.errors import CoterieError, ProgramError
 from coterie.federation import Call
 from coterie.forms import form_named
-from coterie.memory import Memory, Value
+from coterie.letters import Letters
+from coterie.memory import Memory
 from coterie.nets import make_net
 from coterie.programs import program_named
 
 __all__ = ["Workers", "serve"]
-
-Result = tuple[dict[str, Value], dict[str, Value]]
 
 wire.record(Round)
 
@@ -48,6 +47,7 @@ class Workers:
 
     def __init__(self, count: int, site: Site) -> None:
         self.count, self._net = count, site.net
+        self._names = [shard.name for shard in site.shards]
         pool, net = site.pool, site.net
         shared_memory = Path("/dev/shm")
         self._folder = Path(tempfile.mkdtemp(prefix="coterie-", dir=shared_memory if shared_memory.is_dir() else None))
@@ -136,7 +136,7 @@ class Workers:
 
     def _ask(self, process: subprocess.Popen[str], call: Call, memory: Memory, shared: Path) -> Result:
         path = self._folder / f"call-{process.pid}"
-        wire.write(path, _content(call, memory))
+        wire.write(path, self._content(call, memory))
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -152,8 +152,20 @@ class Workers:
         answer = json.loads(line)
         if "error" in answer:
             raise ProgramError(answer["error"])
-        outputs, kept = wire.read(path, {self._net.name: self._net})
-        return outputs, kept
+        outputs, kept, letters = wire.read(path, {self._net.name: self._net})
+        return outputs, kept, letters
+
+    def _content(self, call: Call, memory: Memory) -> dict[str, Any]:
+        names = [self._names[client] for client in call.clients]
+        return {
+            "program": call.program.name,
+            "clients": call.clients,
+            "each": dict(call.each),
+            "settings": dict(call.settings),
+            "at": call.at,
+            "letters": [letter for name in names for letter in call.letters.to(name)],
+            "memory": {name: [memory.values[name], memory.known[name]] for name in memory},
+        }
 
     def close(self) -> None:
         """End the workers and remove their files."""
@@ -168,17 +180,6 @@ class Workers:
     def __del__(self) -> None:
         if getattr(self, "_processes", None):
             self.close()
-
-
-def _content(call: Call, memory: Memory) -> dict[str, Any]:
-    return {
-        "program": call.program.name,
-        "clients": call.clients,
-        "each": dict(call.each),
-        "settings": dict(call.settings),
-        "at": call.at,
-        "memory": {name: [memory.values[name], memory.known[name]] for name in memory},
-    }
 
 
 def serve() -> None:
@@ -232,5 +233,6 @@ def _answer(site: Site, path: Path, shared: Path) -> list[Any]:
         wire.read(shared, nets),
         content["settings"],
         content["at"],
+        Letters(content["letters"]),
     )
     return list(run_chunk(call, memory, site))
