@@ -1,8 +1,10 @@
 """Server steps: from the model that was, and the mixed one, to the next."""
 
+from torch import Tensor
+
 from coterie.weights import Changes, Models
 
-__all__ = ["momentum"]
+__all__ = ["momentum", "weight_of_steps"]
 
 
 def momentum(
@@ -20,3 +22,14 @@ def momentum(
         change = change if velocity is None else velocity * inertia + change
     moved = model + change * rate
     return Models(model.net, moved.parameters, mixed.buffers), change if inertia else None
+
+
+def weight_of_steps(steps: Tensor, momentum: float) -> Tensor:
+    """How many gradients local SGD has added up after so many steps, [client]: FedNova's a_i.
+
+    Without momentum it is the number of steps; with momentum rho it is
+    (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho) (Wang et al., NeurIPS 2020).
+    """
+    if momentum == 0:
+        return steps
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)

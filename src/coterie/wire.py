@@ -89,6 +89,8 @@ def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
             raise CoterieError(f"an array of {value.dtype} cannot be stored: only of numbers")
         native = value.astype(value.dtype.newbyteorder("="), order="C")
         return {"$": "array", "of": _packed(torch.from_numpy(native), tensors)}
+    if isinstance(value, bytes):
+        return {"$": "bytes", "of": _packed(torch.from_numpy(np.frombuffer(value, dtype=np.uint8).copy()), tensors)}
     if isinstance(value, Tensor):
         key = str(len(tensors))
         # A copy of its own: safetensors refuses tensors that share memory.
@@ -117,6 +119,8 @@ def _unpacked(tree: Any, tensors: Mapping[str, Tensor], nets: Nets) -> Any:
         return tensors[content]
     if kind == "array":
         return _unpacked(content, tensors, nets).numpy()
+    if kind == "bytes":
+        return _unpacked(content, tensors, nets).numpy().tobytes()
     if kind in _STACKS:
         if tree["net"] not in nets:
             raise CoterieError(f"models of the net {tree['net']}, which is not in use here ({', '.join(nets)})")

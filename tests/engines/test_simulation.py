@@ -50,6 +50,7 @@ METHODS = {
     "fedavg": {"server_momentum": 0.3, "momentum": 0.5},
     "fedprox": {"mu": 0.1, "decay": 0.01},
     "local": {"clip": 0.5},
+    "scaffold": {"momentum": 0.3, "rate": 0.05},
 }
 
 

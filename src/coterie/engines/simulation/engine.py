@@ -12,7 +12,7 @@ import torch
 
 from coterie.clients import Clients, Round
 from coterie.data.population import Pool, Population, Shard
-from coterie.engines.simulation.chunk import Result, Site, device_of, part_of, run_chunk
+from coterie.engines.chunk import Result, Site, device_of, part_of, run_chunk
 from coterie.engines.simulation.workers import Workers
 from coterie.errors import CoterieError, SettingsError
 from coterie.federation import Answers, Call

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from coterie import wire
 from coterie.clients import Round
 from coterie.data.population import Pool, Shard
-from coterie.engines.simulation.chunk import Result, Site, run_chunk
+from coterie.engines.chunk import Result, Site, run_chunk
 from coterie.errors import CoterieError, ProgramError
 from coterie.federation import Call
 from coterie.forms import form_named

@@ -1,4 +1,4 @@
-"""A program on a group of simulated clients that are computed together."""
+"""A program on clients whose data is at hand: simulated ones that are computed together, or a real site."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
