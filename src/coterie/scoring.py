@@ -79,6 +79,7 @@ def score(fed: Federation, served: Served, scoring: Scoring, local: LocalTrainin
         each,
         shared,
         kept=served.kept,
+        on=served.on,
         personal=served.adapt,
         adapt=adapt,
         last="last" in scoring.views,
@@ -138,6 +139,7 @@ def score_client(
     models: Models | None = None,
     weights: Tensor | None = None,
     kept: str | None = None,
+    on: str = "train",
     personal: LocalTraining | None = None,
     adapt: LocalTraining | None = None,
     last: bool = False,
@@ -149,7 +151,7 @@ def score_client(
     if models is None:
         models = clients.state(kept or "", otherwise=clients.initial())
     elif len(models.shape) > 1 and weights is None:
-        choice = clients.evaluate(models, on="train").loss.nan_to_num(nan=torch.inf).argmin(dim=1)
+        choice = clients.best_fit(models, on)
         models = models[torch.arange(len(clients), device=choice.device), choice]
         outputs["choice"] = choice
     if personal is not None:
