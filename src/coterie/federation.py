@@ -212,9 +212,9 @@ class Federation:
         """A freshly initialised model: the one that every run of this seed starts from."""
         return new_models(self.net, self.seed)
 
-    def new_models(self, count: int) -> Models:
-        """Several freshly initialised models, each different; the first is `new_model`."""
-        return new_models(self.net, self.seed, count)
+    def new_models(self, count: int, first: int = 0) -> Models:
+        """Several freshly initialised models, each different; number 0 is `new_model`. Another `first`, others."""
+        return new_models(self.net, self.seed, count, first)
 
     def generator(self, purpose: str) -> np.random.Generator:
         """A generator for the server's draws, keyed by purpose and round."""
