@@ -163,7 +163,7 @@ class FLISHC(FLIS):
         """The cluster of every client, after those that are new have chosen the best."""
         labels = F.pad(state.labels, (0, len(fed.names) - len(state.labels)), value=-1)
         new = fed.clients[(labels[fed.clients] < 0).numpy()]
-        if len(new):
+        if len(new) and fed.round > 1:  # before the first round is over all clusters have the same model
             replies = fed.run(choose, new, shared=state.models, on=self.chosen_on)
             labels[replies.clients] = replies.choice.cpu()
         return labels
