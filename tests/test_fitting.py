@@ -141,7 +141,7 @@ class Keeper:
 
 
 @pytest.mark.parametrize(
-    "name", ["fedavg", "fedprox", "local", "scaffold", "ifca", "fedem", "per-fedavg", "flis-dc", "flis-hc"]
+    "name", ["fedavg", "fedprox", "local", "scaffold", "ifca", "fedem", "per-fedavg", "flis-dc", "flis-hc", "compose"]
 )
 @pytest.mark.parametrize("at", [1, 3, 5])
 def test_a_resumed_run_ends_like_an_unbroken_one(name, at):

@@ -47,6 +47,7 @@ def federation(engine="loop", net=noisy_net, **options):
 
 
 METHODS = {
+    "compose": {"evidence": "inference", "grouping": "neighbourhoods", "mixing": "similarity", "group_round": 2},
     "flis-dc": {"threshold": 0.6, "predictions": "soft"},
     "flis-hc": {"threshold": 0.6, "momentum": 0.3},
     "fedavg": {"server_momentum": 0.3, "momentum": 0.5},
