@@ -4,7 +4,7 @@ Rounds are FedAvg's until `group_round`. In that round all clients train and are
 rounds; from then on each trains and is served the model of its group. Every part is a move that published methods are
 made of:
 
-| | from | |
+| part | move | what it is, and who has it |
 |---|---|---|
 | evidence | `labels` | shares of labels (CAFA Eq. 1): similarity 1 - d / sqrt(2) |
 | | `weights` | distances of a layer's weights (AutoCFL Eq. 6): 1 - d / the greatest |
@@ -97,7 +97,7 @@ class Compose(Method):
     """What members of a group count for."""
 
     group_round: int = 3
-    """The round after which clients are grouped. 3 is where AutoCFL does so."""
+    """The round in which clients are compared and grouped. 3 is where AutoCFL does so."""
 
     regroup: int = 0
     """Rounds after which they are grouped anew; 0 keeps the groups."""
