@@ -1,6 +1,7 @@
 """Compose: every evidence with every grouping and every mixing, reductions, newcomers, what is sent."""
 
 from itertools import product
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -281,6 +282,15 @@ def test_clients_that_do_not_answer_are_left_out(evidence, monkeypatch):
 
 
 # What is sent
+
+
+def test_parts_are_put_together_on_the_command_line(call):
+    line = "run compose --evidence inference --grouping vote --mixing samples --server-samples 40 --group-round 1"
+    outcome = call(f"{line} --clients 4 --net logistic --rounds 2 --limit 400 --out run --json")
+    assert outcome.json["method"] == "compose"
+    assert outcome.json["groups"] >= 1
+    written = (Path("run") / "settings.toml").read_text()
+    assert 'evidence = "inference"\ngrouping = "vote"\nmixing = "samples"' in written
 
 
 def test_label_histograms_travel_only_where_they_are_the_evidence():
