@@ -79,6 +79,7 @@ def score(fed: Federation, served: Served, scoring: Scoring, local: LocalTrainin
         each,
         shared,
         kept=served.kept,
+        part=served.part,
         personal=served.adapt,
         adapt=adapt,
         last="last" in scoring.views,
@@ -114,7 +115,7 @@ def _groups(fed: Federation, served: Served, clients: np.ndarray, choice: np.nda
 def _inputs(served: Served, clients: np.ndarray) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is sent to the clients: one model to each, or all of them to choose from or to mix."""
     if served.models is None:
-        return {}, {}
+        return {}, {} if served.shared is None else {"shared_part": served.shared}
     index = torch.from_numpy(clients)
     if served.weights is not None:
         return {"weights": served.weights[index]}, {"models": served.models}
@@ -137,7 +138,9 @@ def score_client(
     clients: Clients,
     models: Models | None = None,
     weights: Tensor | None = None,
+    shared_part: Tensor | None = None,
     kept: str | None = None,
+    part: str = "none",
     personal: LocalTraining | None = None,
     adapt: LocalTraining | None = None,
     last: bool = False,
@@ -148,6 +151,7 @@ def score_client(
     outputs: dict[str, Tensor] = {}
     if models is None:
         models = clients.state(kept or "", otherwise=clients.initial())
+        models = models if shared_part is None else models.patched(part, shared_part)
     elif len(models.shape) > 1 and weights is None:
         choice = clients.evaluate(models, on="train").loss.nan_to_num(nan=torch.inf).argmin(dim=1)
         models = models[torch.arange(len(clients), device=choice.device), choice]
