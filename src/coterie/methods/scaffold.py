@@ -43,6 +43,10 @@ class State:
 class Scaffold(Method):
     """Clients correct their drift with control variates that they keep. (Karimireddy et al., ICML 2020)"""
 
+    clip: float = 10.0
+    """Longest gradient of a step (Euclidean norm); 0 does not clip. The paper does not, but a control variate remembers
+    a gradient that explodes, and on digits the run then diverges; 10 is what FedDyn's authors ran SCAFFOLD with."""
+
     server_rate: float = 1.0
     """eta_g: how far the server goes from the old model to the mean."""
 
