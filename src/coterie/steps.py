@@ -49,7 +49,7 @@ def normalised(model: Models, trained: Models, mean: Models, weights: Tensor, le
 
 
 def mean_over_all(mean: Changes, known: int, changes: Changes, clients: int) -> Changes:
-    """The mean of what all clients keep, after some of them have changed theirs, [client]: SCAFFOLD's c, FedDyn's h.
+    """The mean of what all clients keep (SCAFFOLD's c, FedDyn's h), after some have changed theirs, [client].
 
     It was a mean over `known` clients; newcomers keep nothing yet. The sum is divided by all clients: dividing it by
     those that answered would overshoot.

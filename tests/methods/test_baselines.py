@@ -1,6 +1,5 @@
 """What holds for every baseline: odd federations, clients that come late or never answer, running statistics."""
 
-import dataclasses
 import re
 
 import numpy as np
@@ -11,7 +10,7 @@ import coterie
 from coterie import Scoring, wire
 from coterie.data import Split
 from coterie.registry import first_line
-from coterie.weights import Stack
+from helpers import tensors_of
 from worked import dataset, kept_change, losing, normed, of_sizes, unequal
 
 METHODS = {
@@ -39,17 +38,6 @@ def made(name, **options):
 def finite(result):
     losses = [client["loss"] for client in result.clients]
     return all(loss is not None and np.isfinite(loss) for loss in losses)
-
-
-def tensors(state):
-    """All tensors in a method's state, by name."""
-    found = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    return {
-        f"{name}/{number}": tensor
-        for name, value in found.items()
-        for number, tensor in enumerate(value.tensors if isinstance(value, Stack) else [value])
-        if isinstance(tensor, torch.Tensor)
-    }
 
 
 # Odd federations
@@ -118,9 +106,9 @@ def test_who_does_not_answer_is_left_out(name):
     assert finite(result)
     assert [client["rounds_taken_part"] for client in result.clients] == [3, 0, 3, 0, 3]
     for kept in ("control", "drift"):
-        if f"{kept}/0" in tensors(result.state):
+        if f"{kept}/0" in tensors_of(result.state):
             rows = fed.run(kept_change, [0, 2, 4], name=kept).change.parameters
-            assert torch.allclose(tensors(result.state)[f"{kept}/0"], rows.sum(0) / 5, atol=1e-12)
+            assert torch.allclose(tensors_of(result.state)[f"{kept}/0"], rows.sum(0) / 5, atol=1e-12)
 
 
 # The draws of clustered sampling are the server's: a row of clients in another order draws others.
@@ -167,7 +155,7 @@ def test_a_state_survives_being_stored(name):
     state = made(name, participation=0.5).fit(fed).state
     back = wire.load(wire.dump(state), {fed.net.name: fed.net})
     assert type(back) is type(state)
-    before, after = tensors(state), tensors(back)
+    before, after = tensors_of(state), tensors_of(back)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[key], after[key]) for key in before)
 
