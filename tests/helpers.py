@@ -1,7 +1,7 @@
 """Small worlds for the tests of the computing core: a few clients of unequal sizes, in float64."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from coterie.forms import form_named
 from coterie.memory import Memory
 from coterie.nets import Net, make_net
 from coterie.training import Batch, LocalModel
-from coterie.weights import Models
+from coterie.weights import Models, Stack
 
 NOBODY = np.empty(0, dtype=np.int64)
 SIZES = (7, 3, 12, 1)
@@ -146,3 +146,16 @@ def at(some: World, *values: float) -> Models:
 def close(ours: Tensor, theirs: Tensor, within: float = 1e-12) -> None:
     """Assert that tensors are equal but for rounding."""
     torch.testing.assert_close(ours, theirs, atol=within, rtol=0)
+
+
+def tensors_of(values: object) -> dict[str, Tensor]:
+    """All tensors in a method's state or in named values, by name, in float64 on the host."""
+    found = (
+        values if isinstance(values, Mapping) else {field.name: getattr(values, field.name) for field in fields(values)}
+    )
+    return {
+        f"{name}/{number}": torch.as_tensor(tensor).cpu().double()
+        for name, value in found.items()
+        for number, tensor in enumerate(value.tensors if isinstance(value, Stack) else [value])
+        if isinstance(tensor, Tensor | np.ndarray) and np.prod(tensor.shape)
+    }

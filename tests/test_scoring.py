@@ -113,6 +113,16 @@ def test_before_a_client_keeps_a_model_it_is_served_the_initial_one():
     assert np.array_equal(kept.accuracy, initial.accuracy)
 
 
+def test_a_part_of_a_kept_model_can_be_the_servers():
+    fed = federation(precision="float64")
+    other = fed.new_models(2)[1]
+    mixed = fed.new_model().patched("head", other.packed("head"))
+    found = scored(fed, serving.kept("model", "head", other.packed("head")))
+    expected = scored(fed, serving.one(mixed, 5))
+    assert np.allclose(found.loss, expected.loss, atol=1e-12)
+    assert not np.allclose(found.loss, scored(fed, serving.kept("model")).loss)
+
+
 def test_kept_models_are_scored_globally_only_if_asked():
     fed = federation()
     assert "global_accuracy" not in scored(fed, serving.kept("model")).more

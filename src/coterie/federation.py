@@ -146,6 +146,10 @@ class Replies:
             return outputs[name]
         raise AttributeError(f"the program returned no {name!r}, only {', '.join(outputs) or 'nothing'}")
 
+    def weights(self, weighting: str = "samples") -> Tensor:
+        """What the clients weigh in a mean, [client]: in proportion to their samples, or all the same."""
+        return (mixing.by_samples(self.samples) if weighting == "samples" else mixing.uniform(len(self)))[0]
+
     @property
     def samples(self) -> Tensor:
         """Training samples of the clients that answered, [client]."""

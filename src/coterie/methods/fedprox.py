@@ -22,6 +22,10 @@ class FedProx(FedAvg):
     mu: float = 0.01
     """Strength of the pull: clients lower F(w) + mu/2 |w - w_t|^2. 0 is FedAvg to the last bit."""
 
+    compat: bool = False
+    """Leave the pull out, as public code does by mistake: CAFA's takes it from tensors without a gradient, PACFL's from
+    the model itself, so that it is always zero. FedProx's rows in tables made with them are FedAvg's."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.mu < 0:
@@ -29,5 +33,7 @@ class FedProx(FedAvg):
 
     def round(self, fed: Federation, state: State) -> State:
         """As FedAvg's, with the pull."""
+        if self.compat:
+            return super().round(fed, state)
         cohort = fed.sample(self.participation)
         return self.step(state, fed.run(train, cohort, shared=state.model, local=self.local, pull=self.mu))
