@@ -47,6 +47,9 @@ class Method(LocalTraining, ABC):
         """How clients train, as a setting for programs."""
         return LocalTraining(**{field.name: getattr(self, field.name) for field in fields(LocalTraining)})
 
+    def check(self, fed: Federation) -> None:
+        """Refuse a federation that the method cannot run on, before anything is written or sent."""
+
     @abstractmethod
     def begin(self, fed: Federation) -> Any:
         """The state before the first round."""
