@@ -45,9 +45,9 @@ class FedDC(FedDyn):
     """Whether clients use control variates; without them it is FedDyn to the last bit."""
 
     compat: bool = False
-    """Repeat an error of the authors' code, which their tables were made with: control variates are divided by the steps
-    of a client of average size and by the rate of the first round, whatever the client's own steps and the schedule are.
-    Its weights by size, which are 1 for equal clients, are not repeated."""
+    """Repeat an error of the authors' code, which their tables were made with: control variates are divided by the
+    steps of a client of average size and by the rate of the first round, whatever the client's own steps and the
+    schedule are. Its weights by size, which are 1 for equal clients, are not repeated."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
