@@ -592,6 +592,8 @@ def test_a_comparison_gives_a_plain_option_to_the_method_if_the_split_has_none(c
         ("run fedavg more", "unexpected 'more'"),
         ("run fedavg --alhpa 1", "unknown option: --alhpa. Did you mean --alpha"),
         ("run fedavg --mu 1", "option 'mu': nothing that is used here has it, only method ditto, method fedprox"),
+        ("run lg-fedavg --shares feet", "net cnn has no layer 'feet': it has 0, 3, 7"),
+        ("run fedrep --head top-x", "net cnn has no layer 'top-x'"),
         ("run fedavg --split iid --alpha 1", "option 'alpha': nothing that is used here has it, only split"),
         ("run fedavg --data.classes 3", "option 'data.classes': nothing .* only data set imagenet32"),
         ("run fedavg --rounds", "--rounds requires an argument"),

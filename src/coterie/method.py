@@ -52,6 +52,9 @@ class Method(LocalTraining, ABC):
         """Whether it looks at test data, as some published protocols do. Every table of such a run says so."""
         return False
 
+    def check(self, fed: Federation) -> None:
+        """Refuse a federation that the method cannot run on, before anything is written or sent."""
+
     @abstractmethod
     def begin(self, fed: Federation) -> Any:
         """The state before the first round."""

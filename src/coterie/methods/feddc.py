@@ -10,9 +10,9 @@ CVPR 2022.
 | G, G_i | control variates, the server's and a client's, as in SCAFFOLD |
 | K, eta | a client's steps in the round and its rate |
 
-A client lowers L_i + alpha/2 |theta + h_i - w|^2 + <theta, G - G_i> (Eqs. 2-4), then h_i grows by theta_i - w. The
-server takes the mean of the cohort's models plus the mean drift of all clients: without the control variates this is
-FedDyn, step by step. Two models travel each way, as in SCAFFOLD, whose server learns as much.
+A client lowers L_i + alpha/2 |theta + h_i - w|^2 + <theta, G - G_i>, then h_i grows by theta_i - w. The server takes
+the mean of the cohort's models plus the mean drift of all clients: without the control variates this is FedDyn, step by
+step. Two models travel each way, as in SCAFFOLD, whose server learns as much.
 """
 
 from coterie import steps
@@ -45,8 +45,9 @@ class FedDC(FedDyn):
     """Whether clients use control variates; without them it is FedDyn to the last bit."""
 
     compat: bool = False
-    """Repeat the authors' code, and so their tables: control variates are divided by the steps of a client of average
-    size and by the rate of the first round, whatever the client's own steps and the rate's schedule are."""
+    """Repeat an error of the authors' code, which their tables were made with: control variates are divided by the
+    steps of a client of average size and by the rate of the first round, whatever the client's own steps and the
+    schedule are. Its weights by size, which are 1 for equal clients, are not repeated."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

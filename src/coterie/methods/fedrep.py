@@ -52,6 +52,10 @@ class FedRep(Method):
         if self.head_epochs < 0:
             raise SettingsError(f"head_epochs={self.head_epochs}: 0 or more")
 
+    def check(self, fed: Federation) -> None:
+        """The net must have the part."""
+        fed.net.part(self.head)
+
     def begin(self, fed: Federation) -> State:
         """The body of a fresh model, which clients make themselves."""
         return State(fed.new_model().packed(f"not {self.head}"))

@@ -49,6 +49,10 @@ class LGFedAvg(Method):
     """Clients predict with the newest shared part in their model, which costs a download by all, instead of with the
     model as they last trained it."""
 
+    def check(self, fed: Federation) -> None:
+        """The net must have the part."""
+        fed.net.part(self.shares)
+
     def begin(self, fed: Federation) -> State:
         """The shared part of a fresh model, which clients make themselves."""
         return State(fed.new_model().packed(self.shares))

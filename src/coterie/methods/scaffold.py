@@ -56,7 +56,7 @@ class Scaffold(Method):
     compat: Literal["none", "niid-bench", "pacfl"] = "none"
     """Repeat errors of the code that published tables were made with. Both count a step with momentum as one gradient;
     `niid-bench` starts the control variates from a random net instead of zero, and `pacfl` divides their changes by the
-    cohort instead of by all clients."""
+    cohort instead of by all clients. Both weigh by samples; that they correct outside of momentum is not repeated."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -86,8 +86,9 @@ class Scaffold(Method):
 
     def _first(self, fed: Federation) -> Changes:
         """What control variates start from."""
-        random = Changes(fed.net, fed.new_models(2)[1].parameters)
-        return random if self.compat == "niid-bench" else random * 0
+        if self.compat == "niid-bench":
+            return Changes(fed.net, fed.new_models(2)[1].parameters)
+        return fed.new_model().zeros()
 
     def serve(self, fed: Federation, state: State) -> Served:
         """The one model."""
