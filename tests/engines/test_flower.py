@@ -348,7 +348,7 @@ CALL = {
     "ask": "call",
     "run": "r",
     "program": "coterie.programs.label_histogram",
-    "at": {"seed": 0, "number": 1, "scoring": False, "keep_last": False, "run": "", "phase": 0},
+    "at": {"seed": 0, "number": 1, "scoring": False, "keep_last": False, "run": "", "phase": 0, "test_data": False},
     "each": {},
     "settings": {},
     "base": None,

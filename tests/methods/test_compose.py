@@ -119,9 +119,8 @@ SENSIBLE = [
 @pytest.mark.parametrize(("evidence", "grouping"), SENSIBLE)
 def test_opposed_groups_are_found(evidence, grouping):
     clusters = 2 if grouping in ("kmeans", "linkage") else None
-    made = coterie.Compose(
-        evidence=evidence, grouping=grouping, clusters=clusters, rounds=2, group_round=1, layer="all", **LEARN
-    )
+    parts = {"evidence": evidence, "grouping": grouping, "clusters": clusters, "layer": "all", "smallest": 3}
+    made = coterie.Compose(rounds=2, group_round=1, **parts, **LEARN)
     assert made.fit(two_worlds()).summary["ari"] == 1
 
 
