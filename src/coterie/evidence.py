@@ -23,6 +23,9 @@ __all__ = [
     "weight_distance",
 ]
 
+_ROUNDING = 64
+"""Units in the last place by which the weights of clients that trained alike may differ."""
+
 _TIE = 1e-9
 """Shares that differ by less are equal: a third and a third are not always the same number."""
 
@@ -61,7 +64,8 @@ def weight_distance(models: Any, layer: str = "last") -> np.ndarray:
     """Euclidean distances between clients' weights over their number, [client, client] (AutoCFL Eq. 6).
 
     Of `Models` the last layer counts, or another by its name, or "all". Other arrays [client, ...] are the weights
-    themselves.
+    themselves. What may be rounding is no distance: clients with the same data sum it up in different orders, and the
+    gaps between such distances would mean nothing.
     """
     if isinstance(models, Models | Changes):
         rows = models.part("head" if layer == "last" else layer)
@@ -69,8 +73,11 @@ def weight_distance(models: Any, layer: str = "last") -> np.ndarray:
         raise SettingsError(f"layer={layer!r}: only Models know their layers; give the layer's weights themselves")
     else:
         rows = models
+    precision = torch.finfo(rows.dtype if isinstance(rows, Tensor) and rows.is_floating_point() else torch.float64).eps
     rows = _rows("models", rows)
-    return distances(rows).cpu().numpy() / rows.shape[1]
+    apart = distances(rows)
+    apart[apart <= _ROUNDING * precision * rows.norm(dim=1).max()] = 0
+    return apart.cpu().numpy() / rows.shape[1]
 
 
 def update_cosine(updates: Any) -> np.ndarray:

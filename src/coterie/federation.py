@@ -151,10 +151,24 @@ class Replies:
         """Training samples of the clients that answered, [client]."""
         return self._sizes
 
-    def average(self, weighting: str = "samples", of: str = "model") -> Any:
-        """The mean of an output over the clients, weighted by their samples or uniformly: a single model."""
-        weights = mixing.by_samples(self.samples) if weighting == "samples" else mixing.uniform(len(self))
-        return (weights @ self.outputs[of])[0]
+    def average(
+        self, weighting: str = "samples", of: str = "model", by: Any = None, otherwise: Models | None = None
+    ) -> Any:
+        """The mean of an output over the clients, weighted by their samples or uniformly: a single model.
+
+        With `by`, the group of each client [client], there is a mean for each of the models `otherwise` [group], which
+        stay as they are where nobody is of that group.
+        """
+        samples = self.samples if weighting == "samples" else torch.ones(len(self))
+        values = self.outputs[of]
+        if by is None or otherwise is None:
+            return (mixing.by_samples(samples) @ values)[0]
+        members = torch.as_tensor(by).cpu() == torch.arange(len(otherwise))[:, None]
+        some = members.any(dim=1)
+        weights = torch.zeros(members.shape, dtype=torch.float64)
+        if some.any():
+            weights[some] = mixing.by_samples(samples, members[some])
+        return (weights @ values).where(some, otherwise)
 
 
 class Federation:
@@ -311,6 +325,8 @@ class Federation:
 
     def _accepted(self, program: Program, answers: Answers) -> Answers:
         """The answers without those that are not finite: they cost the client its contribution, nothing else."""
+        if not len(answers.clients):
+            return answers
         fine = torch.ones(len(answers.clients), dtype=torch.bool)
         for value in answers.outputs.values():
             for tensor in value.tensors if isinstance(value, Stack) else (value,):

@@ -47,6 +47,9 @@ def federation(engine="loop", net=noisy_net, **options):
 
 
 METHODS = {
+    "autocfl": {"cluster_round": 2, "guard": 0.02},
+    "cafa": {"sharing": "peer"},
+    "cfic": {"momentum": 0.3},
     "fedavg": {"server_momentum": 0.3, "momentum": 0.5},
     "fedprox": {"mu": 0.1, "decay": 0.01},
     "local": {"clip": 0.5},
