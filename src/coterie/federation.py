@@ -151,24 +151,20 @@ class Replies:
         """Training samples of the clients that answered, [client]."""
         return self._sizes
 
-    def average(
-        self, weighting: str = "samples", of: str = "model", by: Any = None, otherwise: Models | None = None
-    ) -> Any:
+    def average(self, weighting: str = "samples", of: str = "model", by: Any = None, otherwise: Any = None) -> Any:
         """The mean of an output over the clients, weighted by their samples or uniformly: a single model.
 
-        With `by`, the group of each client [client], there is a mean for each of the models `otherwise` [group], which
-        stay as they are where nobody is of that group.
+        With `by` [client], the group of each client that answered, it is one per group, [group]; `otherwise` [group]
+        are those of groups from which nobody answered, which stay to the last bit.
         """
         samples = self.samples if weighting == "samples" else torch.ones(len(self))
-        values = self.outputs[of]
-        if by is None or otherwise is None:
-            return (mixing.by_samples(samples) @ values)[0]
-        members = torch.as_tensor(by).cpu() == torch.arange(len(otherwise))[:, None]
-        some = members.any(dim=1)
-        weights = torch.zeros(members.shape, dtype=torch.float64)
-        if some.any():
-            weights[some] = mixing.by_samples(samples, members[some])
-        return (weights @ values).where(some, otherwise)
+        if by is None:
+            return (mixing.by_samples(samples) @ self.outputs[of])[0]
+        membership = torch.as_tensor(by).cpu() == torch.arange(len(otherwise))[:, None]  # [group, client]
+        there = membership.any(dim=1)
+        weights = torch.zeros(membership.shape, dtype=torch.float64)
+        weights[there] = mixing.by_samples(samples, membership[there])
+        return (weights @ self.outputs[of]).where(there, otherwise)
 
 
 class Federation:
