@@ -178,7 +178,7 @@ class Federation:
         true_groups: np.ndarray | None = None,
     ) -> None:
         self._engine, self.seed, self.true_groups = engine, seed, true_groups
-        self.keep_last = False
+        self.keep_last, self._test_data = False, False
         self.ledger = Ledger()
         self.round, self.rounds, self._phase = 0, 0, 0
         self._method_at_work = False
@@ -212,9 +212,9 @@ class Federation:
         """A freshly initialised model: the one that every run of this seed starts from."""
         return new_models(self.net, self.seed)
 
-    def new_models(self, count: int) -> Models:
-        """Several freshly initialised models, each different; the first is `new_model`."""
-        return new_models(self.net, self.seed, count)
+    def new_models(self, count: int, first: int = 0) -> Models:
+        """Several freshly initialised models, each different; number 0 is `new_model`. Another `first`, others."""
+        return new_models(self.net, self.seed, count, first)
 
     def generator(self, purpose: str) -> np.random.Generator:
         """A generator for the server's draws, keyed by purpose and round."""
@@ -271,7 +271,7 @@ class Federation:
             self._method_at_work = False
 
     def _at(self, scoring: bool = False) -> Round:
-        return Round(self.seed, self.round, scoring, self.keep_last, phase=self._phase)
+        return Round(self.seed, self.round, scoring, self.keep_last, phase=self._phase, test_data=self._test_data)
 
     def _run(
         self,
@@ -352,9 +352,12 @@ class Federation:
 
     # The course of a run, for `fit`
 
-    def begin(self, rounds: int, keep_last: bool = False) -> None:
-        """Start anew: nothing remembered, nothing counted, before the first of so many rounds."""
-        self.round, self.rounds, self.keep_last = 0, rounds, keep_last
+    def begin(self, rounds: int, keep_last: bool = False, test_data: bool = False) -> None:
+        """Start anew: nothing remembered, nothing counted, before the first of so many rounds.
+
+        `test_data` lets the method's programs read test data, for protocols that do and say so.
+        """
+        self.round, self.rounds, self.keep_last, self._test_data = 0, rounds, keep_last, test_data
         self.ledger = Ledger()
         self._engine.reset()
 

@@ -14,7 +14,7 @@ from coterie.arrays import as_counts, as_square
 from coterie.errors import SettingsError
 from coterie.grouping import Grouping
 
-__all__ = ["by_samples", "cafa_weights", "personal", "uniform"]
+__all__ = ["by_samples", "cafa_weights", "mixture_shares", "personal", "responsibilities", "uniform"]
 
 
 def by_samples(samples: Any, membership: Any = None) -> Tensor:
@@ -73,3 +73,20 @@ def personal(similarity: Any, own: float = 1.0) -> Tensor:
     if not (similarity.sum(axis=1) > 0).all():
         raise SettingsError(f"own={own}: a client that has chosen nobody needs a weight for itself above 0")
     return torch.from_numpy(similarity / similarity.sum(axis=1, keepdims=True))
+
+
+def responsibilities(losses: Tensor, shares: Tensor) -> Tensor:
+    """How likely each sample is to come from each model of a mixture, [client, model, sample]; each sample's add to 1.
+
+    `losses` [client, model, sample] are negative log-likelihoods and `shares` [client, model] the mixture's weights:
+    q_ik is proportional to pi_k exp(-l_k(i)), the E step of the EM algorithm. NaN marks samples that are not there.
+    """
+    # A share of 0 would be 0 for ever, and its logarithm is no number to go on with.
+    return (shares.to(losses).clamp(min=1e-10).log().unsqueeze(2) - losses).softmax(dim=1)
+
+
+def mixture_shares(losses: Tensor, shares: Tensor, steps: int = 1) -> Tensor:
+    """The weights of a mixture of fixed models after so many steps of the EM algorithm, [client, model]."""
+    for _ in range(steps):
+        shares = responsibilities(losses, shares).nanmean(dim=2)
+    return shares

@@ -23,8 +23,12 @@ class Served:
     """Which of them each client gets, [client]; without it clients choose or mix."""
     weights: Tensor | None = None
     """How each client mixes their predictions, [client, model]."""
+    shares: str | None = None
+    """The name under which clients keep how they mix them; who keeps nothing yet finds it out by itself."""
     kept: str | None = None
     """The name under which clients keep a model of their own."""
+    on: str = "train"
+    """The data by which clients choose among models."""
     adapt: LocalTraining | None = None
     """Local training that precedes predicting."""
 
@@ -35,7 +39,8 @@ class Served:
     @property
     def personal(self) -> bool:
         """Whether clients predict with something of their own, not with one of the server's models."""
-        return self.models is None or self.weights is not None or self.adapt is not None
+        mixed = self.weights is not None or self.shares is not None
+        return self.models is None or mixed or self.adapt is not None
 
 
 def one(model: Models, clients: int) -> Served:
@@ -52,14 +57,17 @@ def each(models: Models, index: Any) -> Served:
     return Served(models=models, index=index)
 
 
-def best_fit(models: Models) -> Served:
-    """Each client takes the one of the server's models [model] with the lowest loss on its own training data."""
-    return Served(models=models)
+def best_fit(models: Models, on: str = "train") -> Served:
+    """Each client takes the one of the server's models [model] with the lowest loss on its own data of this kind."""
+    return Served(models=models, on=on)
 
 
-def mixture(models: Models, weights: Tensor) -> Served:
-    """Each client mixes the predictions of the server's models [model] by its own weights [client, model]."""
-    return Served(models=models, weights=weights)
+def mixture(models: Models, weights: Tensor | str) -> Served:
+    """Each client mixes the predictions of the server's models [model] by its own weights.
+
+    They are [client, model], or the name under which clients keep theirs: then the server need not know them.
+    """
+    return Served(models=models, shares=weights) if isinstance(weights, str) else Served(models=models, weights=weights)
 
 
 def kept(name: str = "model") -> Served:

@@ -93,10 +93,10 @@ class Stack:
         return self.parameters.norm(dim=-1)
 
     @classmethod
-    def stack(cls: type[S], rows: Sequence[S]) -> S:
-        """Single models, or stacks of one shape, along a new first axis."""
+    def stack(cls: type[S], rows: Sequence[S], axis: int = 0) -> S:
+        """Single models, or stacks of one shape, along a new axis among the leading ones."""
         columns = zip(*(row.tensors for row in rows), strict=True)
-        return rows[0]._with(*(torch.stack(tuple(column)) for column in columns))
+        return rows[0]._with(*(torch.stack(tuple(column), dim=axis) for column in columns))
 
     @classmethod
     def cat(cls: type[S], stacks: Sequence[S]) -> S:

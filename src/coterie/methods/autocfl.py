@@ -1,7 +1,7 @@
 """AutoCFL: clients find their clusters by voting over their last layers, once small ones have caught up.
 
 Gong, Xing, Liu, Xi and Chen, "Adaptive client clustering for efficient federated learning over non-IID and imbalanced
-data", IEEE Transactions on Big Data. A few rounds of FedAvg, in which clients that lag behind train longer (see
+data", IEEE Transactions on Big Data 2024. A few rounds of FedAvg, in which clients that lag behind train longer (see
 `coterie.adjustment`); then clients are clustered once, without a number of clusters; then FedAvg inside every cluster.
 
 | symbol | here |
@@ -11,8 +11,8 @@ data", IEEE Transactions on Big Data. A few rounds of FedAvg, in which clients t
 | omega'_m, M | a client's last layer, the distances between them (Eq. 6) |
 | tau_m, P_m1 | the widest gap in a sorted row of M, and who is before it: `grouping.vote` |
 
-**Sends** a model each way, a number of epochs down and a loss up until clients are clustered. **A client gives away**
-its model and its loss; the server learns from models which clients' data is alike.
+**Sends** a model each way, a number of epochs down and a loss up. **A client gives away** its model and its loss; from
+models the server learns whose data is alike.
 
 Where the paper is open or wrong:
 - Eq. 3 subtracts the clients' updates: a sign error.
@@ -66,7 +66,7 @@ class State:
 
 @method("autocfl")
 class AutoCFL(Method):
-    """Clusters by weighted voting over last layers, after lagging clients caught up. (Gong et al., IEEE TBD 2022)"""
+    """Clusters by weighted voting over last layers, after lagging clients caught up. (Gong et al., IEEE TBD 2024)"""
 
     adjust: bool = True
     """Give clients that lag behind more epochs before clustering; without it all train alike (the paper's ablation)."""
