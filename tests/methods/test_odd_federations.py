@@ -87,3 +87,36 @@ def test_a_client_that_does_not_say_what_it_has_is_asked_again(name, program, mo
         state = made.round(fed, state)
         known.append((state.labels >= 0).tolist())
     assert known[-2:] == [[True, False, True, True], [True] * 4]
+
+
+@pytest.mark.parametrize(("name", "options"), METHODS)
+def test_a_federation_may_grow_in_mid_run_by_clients_that_say_nothing(name, options, monkeypatch):
+    # Over a real network names are appended: the state is then of fewer clients than there are.
+    fed = coterie.simulate(data(), "iid", "logistic", clients=5, precision="float64")
+    made = coterie.methods.make(name, batch=8, **options)
+    monkeypatch.setattr(fed._engine, "names", fed.names[:4])
+    monkeypatch.setattr(fed._engine, "sizes", fed._engine.sizes[:4])
+    fed.begin(4)
+    state = made.begin(fed)
+    for number in (1, 2, 3):
+        fed.start_round(number)
+        state = made.round(fed, state)
+    monkeypatch.undo()
+    run = fed._engine.run
+
+    def dropping(call):
+        answers = run(call)
+        stay = answers.clients < 4
+        rows = {name: value[torch.from_numpy(stay)] for name, value in answers.outputs.items()}
+        return Answers(answers.clients[stay], rows, answers.letters)
+
+    monkeypatch.setattr(fed._engine, "run", dropping)
+    fed.start_round(4)
+    state = made.round(fed, state)
+    served = made.serve(fed, state)
+    assert len(served.index) == 5
+    monkeypatch.undo()
+    fed.start_round(5)
+    state = made.round(fed, state)
+    assert torch.isfinite(made.serve(fed, state).models.parameters).all()
+    assert state.labels is None or (len(state.labels) == 5 and (name == "cfic" or state.labels[4] >= 0))

@@ -73,8 +73,8 @@ class CAFA(Method):
     """How many clusters there are; by default the silhouette decides. The authors' code has 6."""
 
     sharing: Literal["peer", "server"] = "peer"
-    """How models get from client to client: as letters, as in the paper, or from the server, which has them anyway and
-    so saves the way up. The result is the same."""
+    """How models get from client to client: as letters, as in the paper, or from the server, which has them anyway.
+    That saves the way up, and in a simulation of m clients the memory of m x m models. The result is the same."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -97,24 +97,24 @@ class CAFA(Method):
 
     def _classified(self, fed: Federation, state: State) -> State:
         """CBCC: everybody's cluster, anew if somebody is new (Section III-A)."""
-        counts = F.pad(state.counts.clone(), (0, 0, 0, len(fed.names) - len(state.counts)))
-        new = fed.clients[(counts[fed.clients].sum(dim=1) == 0).numpy()]
-        if not len(new):
-            return state
-        replies = fed.run(label_histogram, new)
-        if not len(replies):
-            return state
-        counts[replies.clients] = replies.label_histogram.cpu()
-        known = counts.sum(dim=1) > 0
-        shares = evidence.label_shares(counts[known])
-        if self.clusters is None:
-            found: Grouping = grouping.kmeans_silhouette(shares, seed=fed.seed)
-        else:
-            found = grouping.kmeans(shares, self.clusters, seed=fed.seed)
-        labels, iid = torch.full((len(counts),), -1), torch.zeros(len(counts), dtype=torch.bool)
-        labels[known] = torch.from_numpy(found.labels)
-        iid[known] = torch.from_numpy(grouping.largest_group(found.labels, shares).matrix[0])
+        more = len(fed.names) - len(state.counts)
+        counts = F.pad(state.counts, (0, 0, 0, more)).clone()
+        labels, iid = F.pad(state.labels, (0, more), value=-1).clone(), F.pad(state.iid, (0, more)).clone()
+        new = fed.clients[(labels[fed.clients] < 0).numpy()]
+        replies = fed.run(label_histogram, new) if len(new) else None
+        if replies is not None and len(replies):
+            counts[replies.clients] = replies.label_histogram.cpu()
+            known = counts.sum(dim=1) > 0
+            shares = evidence.label_shares(counts[known])
+            found = self._clusters(shares, fed.seed)
+            labels[known] = torch.from_numpy(found.labels)
+            iid[known] = torch.from_numpy(grouping.largest_group(found.labels, shares).matrix[0])
         return State(state.model, counts, labels, iid)
+
+    def _clusters(self, shares: np.ndarray, seed: int) -> Grouping:
+        if self.clusters is None:
+            return grouping.kmeans_silhouette(shares, seed=seed)
+        return grouping.kmeans(shares, self.clusters, seed=seed)
 
     def _cohort(self, fed: Federation, state: State) -> np.ndarray:
         """A share of the clients that are there and, where clusters count, in one."""

@@ -100,9 +100,7 @@ class CFIC(Method):
 
     def round(self, fed: Federation, state: State) -> State:
         """Ask who is new, let a cohort from all clusters train, and correct its mean."""
-        labels = state.labels
-        if self.ask == "all":
-            labels = _asked(fed, labels, fed.clients)
+        labels = _asked(fed, state.labels, fed.clients if self.ask == "all" else fed.clients[:0])
         replies = fed.run(train, self._cohort(fed, labels), shared=state.model, local=self.local)
         labels = _asked(fed, labels, replies.clients)
         average = replies.average()
