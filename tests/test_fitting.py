@@ -146,6 +146,7 @@ class Keeper:
         "autocfl",
         "cafa",
         "cfic",
+        "compose",
         "fedavg",
         "fedem",
         "fedprox",

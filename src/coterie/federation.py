@@ -161,10 +161,19 @@ class Replies:
         if by is None:
             return (mixing.by_samples(samples) @ self.outputs[of])[0]
         membership = torch.as_tensor(by).cpu() == torch.arange(len(otherwise))[:, None]  # [group, client]
-        there = membership.any(dim=1)
-        weights = torch.zeros(membership.shape, dtype=torch.float64)
-        weights[there] = mixing.by_samples(samples, membership[there])
-        return (weights @ self.outputs[of]).where(there, otherwise)
+        return self.mixed(membership * samples, otherwise, of)
+
+    def mixed(self, weights: Tensor, otherwise: Any, of: str = "model") -> Any:
+        """Means of an output with these weights [group, client], of which only the proportions in a row matter.
+
+        A row without any weight, because nobody of that group answered, stays to the last bit what `otherwise` [group]
+        has there.
+        """
+        there = (weights > 0).any(dim=1)
+        normal = torch.zeros(weights.shape, dtype=torch.float64)
+        if there.any():
+            normal[there] = mixing.by_samples(torch.ones(len(self)), weights[there])
+        return (normal @ self.outputs[of]).where(there, otherwise)
 
 
 class Federation:

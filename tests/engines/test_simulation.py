@@ -51,6 +51,7 @@ METHODS = {
     "autocfl": {"cluster_round": 2, "guard": 0.02},
     "cafa": {"sharing": "peer"},
     "cfic": {"momentum": 0.3},
+    "compose": {"evidence": "inference", "grouping": "neighbourhoods", "mixing": "similarity", "group_round": 2},
     "flis-dc": {"threshold": 0.6, "predictions": "soft"},
     "flis-hc": {"threshold": 0.6, "momentum": 0.3},
     "fedavg": {"server_momentum": 0.3, "momentum": 0.5},

@@ -22,7 +22,7 @@ def federation(**options):
     return uneven(server_samples=20, **options)
 
 
-def two_worlds(server=40, **options):
+def two_worlds(server=40, order=range(8), **options):
     """Eight clients in turns: those of one group have the labels swapped; the server holds inputs of the same kind."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(320 + server, 4)).astype(np.float32)
@@ -31,7 +31,8 @@ def two_worlds(server=40, **options):
     for client in range(1, 8, 2):
         y[parts[client]] = 1 - y[parts[client]]
     data = coterie.Dataset(x, y, labels=("a", "b"))
-    split = Split(tuple(parts), groups=np.arange(8) % 2)
+    names = tuple(f"c{client}" for client in order)
+    split = Split(tuple(parts[client] for client in order), groups=np.array(order) % 2, names=names)
     options = {"precision": "float64", **options}
     return coterie.simulate(data, split, "logistic", server_samples=server, **options)
 
@@ -230,6 +231,16 @@ def test_clients_that_do_not_answer_are_left_out(name, monkeypatch):
     monkeypatch.setattr(fed._engine, "run", without_the_first)
     result = coterie.methods.make(name, rounds=3, **LEARN).fit(fed)
     assert result.summary["ari"] == 1
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_permuting_clients_permutes_the_result(name):
+    order = [3, 0, 6, 1, 7, 2, 5, 4]
+    made = coterie.methods.make(name, rounds=3, **LEARN)
+    plain, permuted = made.fit(two_worlds()), made.fit(two_worlds(order=order))
+    by_name = {client["client"]: client for client in permuted.clients}
+    for client in plain.clients:
+        assert by_name[client["client"]]["loss"] == pytest.approx(client["loss"], abs=1e-9)
 
 
 # Test data

@@ -100,15 +100,25 @@ class CFIC(Method):
 
     def round(self, fed: Federation, state: State) -> State:
         """Ask who is new, let a cohort from all clusters train, and correct its mean."""
-        labels = _asked(fed, state.labels, fed.clients if self.ask == "all" else fed.clients[:0])
+        labels = self._asked(fed, state.labels, fed.clients if self.ask == "all" else fed.clients[:0])
         replies = fed.run(train, self._cohort(fed, labels), shared=state.model, local=self.local)
-        labels = _asked(fed, labels, replies.clients)
+        labels = self._asked(fed, labels, replies.clients)
         average = replies.average()
         correction = state.correction
         if self.correct:
             direction = _direction(state.model, replies, labels[replies.clients])
             correction = correction * self.inertia - direction * self.strength  # Eq. 4
         return State(average - correction, correction, average, labels)  # Eq. 5
+
+    def _asked(self, fed: Federation, labels: Tensor, clients: np.ndarray) -> Tensor:
+        """The table with the labels of these clients: only those that are new to it are asked."""
+        labels = F.pad(labels.clone(), (0, len(fed.names) - len(labels)), value=-1)
+        new = clients[(labels[clients] < 0).numpy()]
+        if len(new):
+            replies = fed.run(dominant_label, new)
+            if len(replies):
+                labels[replies.clients] = replies.dominant_label.cpu()
+        return labels
 
     def _cohort(self, fed: Federation, labels: Tensor) -> np.ndarray:
         if not self.stratify:
@@ -121,17 +131,6 @@ class CFIC(Method):
     def serve(self, fed: Federation, state: State) -> Served:
         """The one model."""
         return serving.one(state.average if self.serves == "average" else state.model, len(fed.names))
-
-
-def _asked(fed: Federation, labels: Tensor, clients: np.ndarray) -> Tensor:
-    """The table with the labels of these clients: only those that are new to it are asked."""
-    labels = F.pad(labels.clone(), (0, len(fed.names) - len(labels)), value=-1)
-    new = clients[(labels[clients] < 0).numpy()]
-    if len(new):
-        replies = fed.run(dominant_label, new)
-        if len(replies):
-            labels[replies.clients] = replies.dominant_label.cpu()
-    return labels
 
 
 def _direction(model: Models, replies: Replies, labels: Tensor) -> Changes:

@@ -37,7 +37,7 @@ from coterie.clients import Clients
 from coterie.errors import SettingsError
 from coterie.federation import Federation
 from coterie.method import Method, method
-from coterie.programs import Outputs, program, train
+from coterie.programs import Outputs, choose, program, train
 from coterie.serving import Served
 from coterie.training import LocalTraining
 from coterie.weights import Models
@@ -179,9 +179,3 @@ def choose_and_train(clients: Clients, models: Models, local: LocalTraining, on:
     choice = clients.best_fit(models, on)
     start = models[torch.arange(len(clients), device=choice.device), choice]
     return {"model": clients.train(start, local).models}
-
-
-@program
-def choose(clients: Clients, models: Models, on: str) -> Outputs:
-    """Which of the models fits the client's own data best."""
-    return {"choice": clients.best_fit(models, on)}
