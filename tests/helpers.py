@@ -1,7 +1,7 @@
 """Small worlds for the tests of the computing core: a few clients of unequal sizes, in float64."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 
 import numpy as np
 import torch
@@ -149,13 +149,15 @@ def close(ours: Tensor, theirs: Tensor, within: float = 1e-12) -> None:
 
 
 def tensors_of(values: object) -> dict[str, Tensor]:
-    """All tensors in a method's state or in named values, by name, in float64 on the host."""
-    found = (
-        values if isinstance(values, Mapping) else {field.name: getattr(values, field.name) for field in fields(values)}
-    )
-    return {
-        f"{name}/{number}": torch.as_tensor(tensor).cpu().double()
-        for name, value in found.items()
-        for number, tensor in enumerate(value.tensors if isinstance(value, Stack) else [value])
-        if isinstance(tensor, Tensor | np.ndarray) and np.prod(tensor.shape)
-    }
+    """All tensors in a method's state or in named values, however deep, by name, in float64 on the host."""
+    if is_dataclass(values) and not isinstance(values, Stack):
+        values = {field.name: getattr(values, field.name) for field in fields(values)}
+    elif isinstance(values, Stack | tuple):
+        values = dict(enumerate(values.tensors if isinstance(values, Stack) else values))
+    if isinstance(values, Mapping):
+        found = {name: tensors_of(value) for name, value in values.items()}
+        return {f"{name}/{key}": tensor for name, inner in found.items() for key, tensor in inner.items()}
+    if isinstance(values, int | float | Tensor | np.ndarray):
+        return {"": torch.as_tensor(values).cpu().double()}
+    assert values is None or isinstance(values, str), type(values)
+    return {}

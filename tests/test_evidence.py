@@ -141,6 +141,16 @@ def test_what_is_below_the_precision_of_weights_is_no_distance(dtype):
 ROWS = arrays.arrays(np.float64, st.tuples(st.integers(1, 6), st.integers(1, 5)), elements=st.floats(-10, 10, width=16))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_rounding_makes_of_equal_weights_is_no_distance(dtype):
+    rows = torch.randn(4, 50, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    rows[1] = rows[0] * (1 + torch.finfo(dtype).eps)
+    assert not torch.equal(rows[0], rows[1])
+    found = weight_distance(rows)
+    assert found[0, 1] == found[1, 0] == 0
+    assert (found[~np.isin(np.arange(16).reshape(4, 4), [0, 1, 4, 5, 10, 15])] > 0).all()
+
+
 @given(ROWS, st.randoms(use_true_random=False))
 @pytest.mark.parametrize("measure", [weight_distance, update_cosine])
 def test_permuting_clients_permutes_rows_and_columns(measure, rows, random):

@@ -91,6 +91,21 @@ def test_the_average_weighs_by_samples_or_uniformly():
     assert torch.allclose(replies.average("uniform").parameters, replies.model.parameters.mean(0), atol=1e-6)
 
 
+def test_the_average_by_groups_leaves_the_models_of_groups_without_clients():
+    fed = world()
+    replies = fed.run(train, [0, 1, 4], shared=fed.new_model(), local=LOCAL)
+    before = fed.new_models(3)
+    after = replies.average(by=[2, 0, 2], otherwise=before)
+    first, third = fed.sizes[[0, 4]] / fed.sizes[[0, 4]].sum(), replies.model.parameters[[0, 2]]
+    assert torch.allclose(after.parameters[0], replies.model.parameters[1], atol=1e-6)
+    assert torch.equal(after.parameters[1], before.parameters[1])
+    assert torch.allclose(after.parameters[2], first.to(third) @ third, atol=1e-6)
+    alike = replies.average("uniform", by=[2, 0, 2], otherwise=before)
+    assert torch.allclose(alike.parameters[2], third.mean(0), atol=1e-6)
+    nobody = replies.average(by=[-1, -1, -1], otherwise=before)
+    assert torch.equal(nobody.parameters, before.parameters)
+
+
 def test_fedavg_costs_exactly_a_model_down_and_a_model_up_per_client_and_round():
     fed = world()
     result = coterie.FedAvg(rounds=3, participation=0.5, epochs=1).fit(fed)

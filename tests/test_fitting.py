@@ -160,6 +160,9 @@ RESUMED = {
     "flis-dc": {},
     "flis-hc": {},
     "compose": {},
+    "autocfl": {},
+    "cafa": {},
+    "cfic": {},
 }
 
 

@@ -160,6 +160,15 @@ def test_all_are_taken_where_there_are_places_for_all():
     assert stratified([0], 1).tolist() == [0]
 
 
+def test_who_is_in_no_group_is_drawn_with_the_rest():
+    groups = Grouping.of([0, 0, 1, -1, -1])
+    drawn = [stratified(groups, 3, "max", generator(seed)).tolist() for seed in range(20)]
+    assert all(2 in clients and (0 in clients or 1 in clients) for clients in drawn)
+    assert {client for clients in drawn for client in clients} == {0, 1, 2, 3, 4}
+    nobody = Grouping.of([-1, -1, -1, -1], groups=1)
+    assert stratified(nobody, 2, "max", generator(0)).tolist() == uniform(np.arange(4), 2, generator(0)).tolist()
+
+
 def test_what_cannot_be_stratified_is_refused():
     with pytest.raises(SettingsError, match="quota='median'"):
         stratified([0, 1, 1], 2, "median", generator(0))

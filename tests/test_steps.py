@@ -2,7 +2,8 @@
 
 import torch
 
-from coterie.steps import beyond, control_variate, mean_over_all, momentum
+from coterie.steps import beyond, control_variate, direction, mean_over_all, momentum
+from coterie.weights import Models
 from helpers import close, normed, world
 
 HERE = world(normed, shape=(2, 4, 4))
@@ -75,3 +76,18 @@ def test_a_control_variate_is_the_mean_gradient_and_stays_without_steps():
     expected = own.parameters + (start - THREE).parameters / torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)[:, None]
     close(new.parameters[[0, 2]], expected[[0, 2]])
     assert torch.equal(new.parameters[1], own.parameters[1])
+
+
+def test_every_model_pulls_in_its_direction_by_its_weight_alone():
+    near, far = MODEL + (MIXED - MODEL) * 1e-3, MODEL + (LATER - MODEL) * 1e3
+    pulled = direction(MODEL, Models.stack([near, far]), [0.25, 0.75])
+    first, second = MIXED - MODEL, LATER - MODEL
+    close(pulled.parameters, 0.25 * first.parameters / first.norm() + 0.75 * second.parameters / second.norm(), 1e-9)
+    assert pulled.norm() <= 1
+
+
+def test_a_model_that_did_not_move_pulls_nowhere_even_if_rounding_moved_it():
+    thirds = torch.full((1, 3), 1 / 3, dtype=torch.float64) @ MODEL.expand(3)
+    assert not torch.equal(thirds.parameters[0], MODEL.parameters)
+    for others in (thirds, MODEL.expand(1)):
+        assert not direction(MODEL, others, [1.0]).parameters.any()

@@ -334,6 +334,8 @@ class Federation:
 
     def _accepted(self, program: Program, answers: Answers) -> Answers:
         """The answers without those that are not finite: they cost the client its contribution, nothing else."""
+        if not len(answers.clients):
+            return answers
         fine = torch.ones(len(answers.clients), dtype=torch.bool)
         for value in answers.outputs.values():
             for tensor in value.tensors if isinstance(value, Stack) else (value,):

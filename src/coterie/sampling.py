@@ -49,7 +49,7 @@ def stratified(
     `groups` is a `Grouping`, or a key per client. Of m groups each gives its quota, or all that it has; then the rest
     is drawn from all others, each equally likely. The quota is max(floor(count / m), 1), which spreads clients as the
     paper says, or the min(...) that it prints. With more groups than places, `max` draws the groups that give one.
-    `clients` are the positions of those grouped; without it they are 0, 1, ...
+    `clients` are the positions of those grouped; without it they are 0, 1, ... Who is in no group is in the rest.
     """
     labels = groups.labels if isinstance(groups, Grouping) else by_key(groups).labels
     clients = np.arange(len(labels)) if clients is None else np.asarray(clients)
@@ -63,8 +63,8 @@ def stratified(
         return np.sort(clients)
     if rng is None:
         raise SettingsError("stratified: give a generator to draw from, such as fed.generator('sample')")
-    names = np.unique(labels)
-    share = count // len(names)
+    names = np.unique(labels[labels >= 0])
+    share = count // max(len(names), 1)
     each = max(share, 1) if quota == "max" else min(share, 1)
     if each * len(names) > count:
         names = rng.choice(names, size=count, replace=False)

@@ -1,11 +1,13 @@
 """Server steps: from the model that was, and the mixed one, to the next."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from coterie.weights import Changes, Models
 
-__all__ = ["beyond", "control_variate", "mean_over_all", "momentum", "normalised", "weight_of_steps"]
+__all__ = ["beyond", "control_variate", "direction", "mean_over_all", "momentum", "normalised", "weight_of_steps"]
 
 
 def momentum(
@@ -79,3 +81,16 @@ def weight_of_steps(steps: Tensor, momentum: float) -> Tensor:
     if momentum == 0:
         return steps
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+
+
+def direction(model: Models, others: Models, weights: Any) -> Changes:
+    """Where other models [group] lie, seen from a model: their weighted directions, each of length 1.
+
+    However far a group went, it pulls by its weight alone (CFIC, Eq. 4). One that did not move pulls nowhere. With
+    weights that sum to 1 the result is at most 1 long.
+    """
+    change = others - model
+    length = change.norm()
+    # A mean of equal models differs from them in its last bits, and that has a direction too.
+    moved = length > 8 * torch.finfo(length.dtype).eps * model.norm()
+    return torch.as_tensor(weights) @ (change * torch.where(moved, 1 / length, 0))

@@ -48,6 +48,9 @@ def federation(engine="loop", net=noisy_net, **options):
 
 
 METHODS = {
+    "autocfl": {"cluster_round": 2, "guard": 0.02},
+    "cafa": {"sharing": "peer"},
+    "cfic": {"momentum": 0.3},
     "compose": {"evidence": "inference", "grouping": "neighbourhoods", "mixing": "similarity", "group_round": 2},
     "flis-dc": {"threshold": 0.6, "predictions": "soft"},
     "flis-hc": {"threshold": 0.6, "momentum": 0.3},
