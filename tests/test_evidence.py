@@ -130,6 +130,14 @@ def test_equal_models_are_at_distance_zero_exactly():
     assert (weight_distance(stack) == 0).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_below_the_precision_of_weights_is_no_distance(dtype):
+    weights = models(1).parameters.to(dtype).expand(2, -1)
+    last = torch.tensor([1.0, 1 + torch.finfo(dtype).eps], dtype=dtype)[:, None]
+    assert weight_distance(weights * last)[0, 1] == 0
+    assert weight_distance(weights * torch.tensor([[1.0], [1.0001]], dtype=dtype))[0, 1] > 0
+
+
 ROWS = arrays.arrays(np.float64, st.tuples(st.integers(1, 6), st.integers(1, 5)), elements=st.floats(-10, 10, width=16))
 
 

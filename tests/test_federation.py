@@ -248,3 +248,20 @@ def test_the_server_can_ask_its_own_samples():
 def test_a_server_without_samples_says_so():
     with pytest.raises(CoterieError, match="server_samples"):
         _ = world().server
+
+
+def test_replies_are_mixed_by_proportions_and_rows_without_weight_stay():
+    fed = world()
+    fed.begin(1)
+    replies = fed.run(train, [0, 2, 3], shared=fed.new_model(), local=LOCAL)
+    before = fed.new_models(3)
+    weights = torch.tensor([[2.0, 0.0, 6.0], [0.0, 0.0, 0.0], [1.0, 1.0, 2.0]])
+    mixed = replies.mixed(weights, before)
+    model = replies.model.parameters
+    assert torch.allclose(mixed.parameters[0], model[0] / 4 + model[2] * 3 / 4, atol=1e-7)
+    assert torch.equal(mixed.parameters[1], before.parameters[1])
+    assert torch.allclose(mixed.parameters[2], (model[0] + model[1] + 2 * model[2]) / 4, atol=1e-7)
+    assert torch.equal(replies.mixed(torch.zeros(3, 3), before).parameters, before.parameters)
+    by = replies.average(by=[1, 1, 1], otherwise=before)
+    assert torch.equal(by.parameters[1], replies.average().parameters)
+    assert torch.equal(by.parameters[0], before.parameters[0])

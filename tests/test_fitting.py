@@ -140,14 +140,16 @@ class Keeper:
         self.last = copy.deepcopy(checkpoint)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "local", "scaffold", "ifca", "fedem", "per-fedavg"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "fedprox", "local", "scaffold", "ifca", "fedem", "per-fedavg", "flis-dc", "flis-hc", "compose"]
+)
 @pytest.mark.parametrize("at", [1, 3, 5])
 def test_a_resumed_run_ends_like_an_unbroken_one(name, at):
     made = methods.make(name, rounds=5, participation=0.6, **({"server_momentum": 0.5} if name == "fedavg" else {}))
     scoring = Scoring(views=("served", "last"), evaluate_every=2)
     keeper = Keeper()
-    whole = made.fit(federation(), scoring=scoring, observers=[keeper])
-    resumed = made.fit(federation(), scoring=scoring, resume=keeper.checkpoints[at])
+    whole = made.fit(federation(server_samples=10), scoring=scoring, observers=[keeper])
+    resumed = made.fit(federation(server_samples=10), scoring=scoring, resume=keeper.checkpoints[at])
     assert figures(resumed) == figures(whole)
 
 

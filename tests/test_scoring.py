@@ -76,6 +76,14 @@ def test_best_fit_takes_the_model_with_the_lowest_training_loss():
     assert "global_accuracy" in scores.more
 
 
+def test_best_fit_can_go_by_validation_data():
+    fed = federation()
+    models = fed.new_models(9)
+    by = {on: fed.run(coterie.programs.evaluate, shared=models, on=on).loss.argmin(1) for on in ("train", "validation")}
+    assert scored(fed, serving.best_fit(models, on="validation")).groups.tolist() == by["validation"].tolist()
+    assert by["validation"].tolist() != by["train"].tolist()
+
+
 def test_a_mixture_of_one_model_is_that_model():
     fed = federation(precision="float64")
     models = fed.new_models(2)

@@ -63,7 +63,7 @@ def weight_distance(models: Any, layer: str = "last") -> np.ndarray:
     """Euclidean distances between clients' weights over their number, [client, client] (AutoCFL Eq. 6).
 
     Of `Models` the last layer counts, or another by its name, or "all". Other arrays [client, ...] are the weights
-    themselves.
+    themselves. What is below their precision is 0.
     """
     if isinstance(models, Models | Changes):
         rows = models.part("head" if layer == "last" else layer)
@@ -71,8 +71,12 @@ def weight_distance(models: Any, layer: str = "last") -> np.ndarray:
         raise SettingsError(f"layer={layer!r}: only Models know their layers; give the layer's weights themselves")
     else:
         rows = models
-    rows = _rows("models", rows)
-    return distances(rows).cpu().numpy() / rows.shape[1]
+    known = rows.dtype if isinstance(rows, Tensor) and rows.is_floating_point() else torch.float64
+    rows, precision = _rows("models", rows), torch.finfo(known).eps
+    distance = distances(rows)
+    # Equal clients differ by the order in which their samples were added up: that is no distance.
+    distance[distance <= 32 * precision * rows.norm(dim=1).max()] = 0
+    return distance.cpu().numpy() / rows.shape[1]
 
 
 def update_cosine(updates: Any) -> np.ndarray:

@@ -83,6 +83,7 @@ def score(fed: Federation, served: Served, scoring: Scoring, local: LocalTrainin
         each,
         shared,
         kept=served.kept,
+        on=served.on,
         shares=served.shares,
         personal=served.adapt,
         adapt=adapt,
@@ -143,6 +144,7 @@ def score_client(
     models: Models | None = None,
     weights: Tensor | None = None,
     kept: str | None = None,
+    on: str = "train",
     shares: str | None = None,
     personal: LocalTraining | None = None,
     adapt: LocalTraining | None = None,
@@ -157,7 +159,7 @@ def score_client(
     elif shares is not None:
         weights = _own_shares(clients, models, shares)
     elif len(models.shape) > 1 and weights is None:
-        choice = clients.best_fit(models)
+        choice = clients.best_fit(models, on)
         models = models[torch.arange(len(clients), device=choice.device), choice]
         outputs["choice"] = choice
     if personal is not None:

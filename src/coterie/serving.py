@@ -27,6 +27,8 @@ class Served:
     """The name under which clients keep how they mix them; who keeps nothing yet finds it out by itself."""
     kept: str | None = None
     """The name under which clients keep a model of their own."""
+    on: str = "train"
+    """The data by which clients choose among models."""
     adapt: LocalTraining | None = None
     """Local training that precedes predicting."""
 
@@ -55,9 +57,9 @@ def each(models: Models, index: Any) -> Served:
     return Served(models=models, index=index)
 
 
-def best_fit(models: Models) -> Served:
-    """Each client takes the one of the server's models [model] with the lowest loss on its own training data."""
-    return Served(models=models)
+def best_fit(models: Models, on: str = "train") -> Served:
+    """Each client takes the one of the server's models [model] with the lowest loss on its own data of this kind."""
+    return Served(models=models, on=on)
 
 
 def mixture(models: Models, weights: Tensor | str) -> Served:

@@ -47,6 +47,9 @@ def federation(engine="loop", net=noisy_net, **options):
 
 
 METHODS = {
+    "compose": {"evidence": "inference", "grouping": "neighbourhoods", "mixing": "similarity", "group_round": 2},
+    "flis-dc": {"threshold": 0.6, "predictions": "soft"},
+    "flis-hc": {"threshold": 0.6, "momentum": 0.3},
     "fedavg": {"server_momentum": 0.3, "momentum": 0.5},
     "fedprox": {"mu": 0.1, "decay": 0.01},
     "local": {"clip": 0.5},
@@ -62,7 +65,7 @@ METHODS = {
 def test_loop_and_vectorised_agree_after_three_rounds(name, augment):
     results = []
     for engine in ("loop", "vectorised"):
-        fed = federation(engine, augment=augment)
+        fed = federation(engine, augment=augment, server_samples=20)
         made = coterie.methods.make(name, rounds=3, batch=8, participation=0.8, **METHODS[name])
         results.append((made.fit(fed), fed._engine._memory))
     (loop, memory), (vectorised, memory_too) = results

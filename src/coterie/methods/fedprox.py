@@ -1,6 +1,9 @@
 """FedProx: FedAvg whose clients are pulled back towards the model they were sent.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, "Federated optimization in heterogeneous networks", MLSys 2020.
+
+Clients lower F_k(w) + mu/2 |w - w_t|^2 (Eq. 2), where w_t is the model they were sent. One model travels each way; a
+client gives away what it does in FedAvg.
 """
 
 from coterie.errors import SettingsError

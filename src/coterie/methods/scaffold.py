@@ -1,13 +1,17 @@
 """SCAFFOLD: every client corrects its steps by how its gradients differ from everybody's.
 
 Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: stochastic controlled averaging for federated learning",
-ICML 2020. Control variates are those of option II.
+ICML 2020. Control variates are those of option II (Eq. 4).
 
 | symbol | here |
 |---|---|
 | x, y_i | the global model, a client's model |
 | c, c_i | the server's control variate, a client's own, which never leaves it |
 | K, eta_l | a client's steps in the round and its rate |
+
+Two models travel each way: x and c to a client, y_i and the change of c_i back. From the latter the server learns a
+client's mean gradient. With local momentum a step counts for more than one gradient, which the paper leaves open: K is
+then the number of gradients in the change, as in FedNova.
 """
 
 from typing import Literal
