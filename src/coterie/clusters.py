@@ -13,9 +13,7 @@ from torch import Tensor
 from coterie import mixing, sampling, serving
 from coterie.federation import Federation, Replies
 from coterie.grouping import Grouping
-from coterie.programs import train
 from coterie.serving import Served
-from coterie.training import LocalTraining
 from coterie.weights import Models
 from coterie.wire import state
 
@@ -64,12 +62,9 @@ class Clusters:
         drawn = [sampling.uniform(some, sampling.cohort_size(participation, len(some)), rng) for some in clusters]
         return np.sort(np.concatenate(drawn))
 
-    def train(self, fed: Federation, cohort: np.ndarray, local: LocalTraining) -> Replies:
-        """Let clients train their clusters' models."""
-        labels = self.of(fed)[cohort]
-        if len(self.models) == 1:
-            return fed.run(train, cohort, shared=self.models[0], local=local)
-        return fed.run(train, cohort, each=self.models[labels.to(self.models.parameters.device)], local=local)
+    def start(self, fed: Federation, clients: np.ndarray) -> Models:
+        """The model that each of some clients trains from: its cluster's, [client]."""
+        return self.models[self.of(fed)[clients].to(self.models.parameters.device)]
 
     def averaged(self, fed: Federation, replies: Replies, weighting: str = "samples") -> "Clusters":
         """Each cluster's model replaced by the mean of what its members sent; where none did, it stays."""

@@ -7,7 +7,8 @@ import torch
 import coterie
 from coterie import Clients
 from coterie.errors import SettingsError
-from coterie.methods.ifca import IFCA, State, choose, choose_and_train
+from coterie.methods.ifca import IFCA, State, choose_and_train
+from coterie.programs import choose
 from coterie.weights import Models
 from populations import at_round, opposed, same, uneven
 
@@ -54,7 +55,7 @@ def test_losses_choose_the_smaller_one_and_never_one_that_is_not_a_number(monkey
     class Found:
         loss = losses
 
-    monkeypatch.setattr(Clients, "evaluate", lambda self, models, on: Found)
+    monkeypatch.setattr(Clients, "evaluate", lambda self, models, on="train": Found)
     fed = uneven(engine="vectorised")
     order = np.argsort(-fed.sizes.numpy(), kind="stable")  # the order in which clients are computed
     chosen = fed.run(choose, shared=fed.new_models(2)).choice

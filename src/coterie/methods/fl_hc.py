@@ -91,7 +91,8 @@ class FLHC(Method):
         if state.origin is None and fed.round >= self.cluster_round:
             return self._clustered(fed, state)
         clusters = self._complete(fed, state)
-        replies = clusters.train(fed, clusters.sample(fed, self.participation), self.local)
+        cohort = clusters.sample(fed, self.participation)
+        replies = fed.run(train, cohort, each=clusters.start(fed, cohort), local=self.local)
         return replace(state, clusters=clusters.averaged(fed, replies, self.weighting))
 
     def _clustered(self, fed: Federation, state: State) -> State:

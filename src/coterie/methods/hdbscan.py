@@ -85,7 +85,8 @@ class HDBSCAN(Method):
         clusters, outliers = self._complete(fed, state), state.outliers
         since = fed.round - self.cluster_round
         due = since == 0 or (since > 0 and self.recluster_every > 0 and since % self.recluster_every == 0)
-        replies = clusters.train(fed, fed.clients if due else clusters.sample(fed, self.participation), self.local)
+        cohort = fed.clients if due else clusters.sample(fed, self.participation)
+        replies = fed.run(train, cohort, each=clusters.start(fed, cohort), local=self.local)
         if due:
             found, outliers = self._found(replies)
             clusters = Clusters.found(fed, replies, found, self.weighting)

@@ -31,7 +31,7 @@ from coterie.clusters import Clusters
 from coterie.errors import SettingsError
 from coterie.federation import Federation
 from coterie.method import Method, method
-from coterie.programs import Outputs, program
+from coterie.programs import Outputs, program, train
 from coterie.serving import Served
 from coterie.weights import Models
 from coterie.wire import state
@@ -90,7 +90,7 @@ class PACFL(Method):
         """Put those in clusters that are in none, and let every cluster do a round of FedAvg."""
         state = self._complete(fed, state)
         cohort = state.clusters.sample(fed, self.participation)
-        replies = state.clusters.train(fed, cohort, self.local)
+        replies = fed.run(train, cohort, each=state.clusters.start(fed, cohort), local=self.local)
         return replace(state, clusters=state.clusters.averaged(fed, replies, self.weighting))
 
     def _complete(self, fed: Federation, state: State) -> State:
