@@ -163,6 +163,11 @@ RESUMED = {
     "autocfl": {},
     "cafa": {},
     "cfic": {},
+    "fesem": {"clusters": 2},
+    "cfl": {"warmup": 1, "mean_norm": 2.0, "client_norm": 0.0, "gamma": None},
+    "fl-hc": {"cluster_round": 2},
+    "hdbscan": {"cluster_round": 2, "recluster_every": 2, "noise": "global"},
+    "pacfl": {},
 }
 
 

@@ -70,6 +70,11 @@ METHODS = {
     "lg-fedavg": {"shares": "not 7", "refresh": True},
     "ditto": {"mu": 0.5},
     "fedrep": {"head_epochs": 2.0},
+    "fesem": {"clusters": 2, "layer": "head"},
+    "cfl": {"warmup": 1, "mean_norm": 2.0, "client_norm": 0.0, "gamma": None},
+    "fl-hc": {"cluster_round": 2, "distance": "cosine", "linkage": "average"},
+    "hdbscan": {"cluster_round": 1, "recluster_every": 2, "noise": "global"},
+    "pacfl": {"vectors": 2, "measure": "sum", "threshold": 120.0},
 }
 
 
