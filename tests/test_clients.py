@@ -230,8 +230,9 @@ def test_evaluating_takes_models_per_client():
         lambda clients, part: clients.evaluate(clients.initial(), part),
         lambda clients, part: clients.label_counts(part),
         lambda clients, part: clients.inputs(part),
+        lambda clients, part: clients.samples(0, part),
     ],
-    ids=["evaluate", "label_counts", "inputs"],
+    ids=["evaluate", "label_counts", "inputs", "samples"],
 )
 def test_test_data_is_out_of_reach_unless_scoring(reach, part):
     here = world(mlp)
@@ -273,6 +274,15 @@ def test_sizes_and_names():
     assert clients.sizes.tolist() == [12, 7]
     assert clients.names == ("2", "0")
     assert (len(clients), clients.round) == (2, 1)
+
+
+def test_a_clients_samples_come_prepared_with_their_labels():
+    here = world(mlp)
+    for row, shard in enumerate(here.shards):
+        for part in ("train", "validation"):
+            x, y = here.clients().samples(row, part)
+            close(x, here.pool.inputs(torch.from_numpy(shard.part(part))))
+            assert y.tolist() == here.pool.y[shard.part(part)].tolist()
 
 
 def test_inputs_come_prepared_if_clients_have_equally_many():

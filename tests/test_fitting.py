@@ -140,27 +140,32 @@ class Keeper:
         self.last = copy.deepcopy(checkpoint)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "autocfl",
-        "cafa",
-        "cfic",
-        "compose",
-        "fedavg",
-        "fedem",
-        "fedprox",
-        "flis-dc",
-        "flis-hc",
-        "ifca",
-        "local",
-        "per-fedavg",
-        "scaffold",
-    ],
-)
+RESUMED = {
+    "autocfl": {},
+    "cafa": {},
+    "cfic": {},
+    "fedavg": {"server_momentum": 0.5},
+    "fedprox": {},
+    "local": {},
+    "scaffold": {},
+    "ifca": {},
+    "fedem": {},
+    "per-fedavg": {},
+    "fesem": {"clusters": 2},
+    "cfl": {"warmup": 1, "mean_norm": 2.0, "client_norm": 0.0, "gamma": None},
+    "fl-hc": {"cluster_round": 2, "adjust": True},
+    "hdbscan": {"cluster_round": 2, "recluster_every": 2, "noise": "global"},
+    "pacfl": {},
+    "flis-dc": {},
+    "flis-hc": {},
+    "compose": {},
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
 @pytest.mark.parametrize("at", [1, 3, 5])
 def test_a_resumed_run_ends_like_an_unbroken_one(name, at):
-    made = methods.make(name, rounds=5, participation=0.6, **({"server_momentum": 0.5} if name == "fedavg" else {}))
+    made = methods.make(name, rounds=5, participation=0.6, **RESUMED[name])
     scoring = Scoring(views=("served", "last"), evaluate_every=2)
     keeper = Keeper()
     whole = made.fit(federation(server_samples=10), scoring=scoring, observers=[keeper])

@@ -348,6 +348,11 @@ class Clients:
             rows = first + torch.arange(places.shape[1])
             yield whose[:, None], rows[None], mask, torch.stack(columns), self._pool.y[index]
 
+    def samples(self, row: int, on: str = "train") -> tuple[Tensor, Tensor]:
+        """The prepared inputs [sample, ...] and labels [sample] of one client, by its row."""
+        index = torch.from_numpy(self._part(on)[row]).to(self._pool.device)
+        return self._pool.inputs(index), self._pool.y[index]
+
     def inputs(self, on: str = "train") -> Tensor:
         """The clients' prepared inputs [client, row, ...]; all must have the same number of samples."""
         parts = self._part(on)

@@ -61,6 +61,11 @@ METHODS = {
     "ifca": {"clusters": 3, "init_retry": 2},
     "fedem": {"components": 2, "momentum": 0.3},
     "per-fedavg": {"order": "hessian-free", "rate": 0.05},
+    "fesem": {"clusters": 2, "layer": "head"},
+    "cfl": {"warmup": 1, "mean_norm": 2.0, "client_norm": 0.0, "gamma": None},
+    "fl-hc": {"cluster_round": 2, "distance": "cosine", "linkage": "average"},
+    "hdbscan": {"cluster_round": 1, "recluster_every": 2, "noise": "global"},
+    "pacfl": {"vectors": 2, "measure": "sum", "threshold": 120.0},
 }
 
 
@@ -92,7 +97,7 @@ def tensors_of(values):
         elif dataclasses.is_dataclass(value):
             yield from tensors_of(vars(value))
         else:
-            assert value is None or isinstance(value, str | int), name
+            assert value is None or isinstance(value, str | int | float), name
 
 
 @program
