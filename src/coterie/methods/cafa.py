@@ -163,7 +163,7 @@ class CAFA(Method):
         return serving.one(state.model, len(fed.names))
 
 
-@program
+@program(letters=True)
 def train_and_share(clients: Clients, start: Models, local: LocalTraining, peers: Sequence[str]) -> Outputs:
     """Train, test the model on one's own validation data, and write it to every other client of the round."""
     models = clients.train(start, local).models
