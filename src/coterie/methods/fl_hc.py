@@ -21,10 +21,12 @@ update; the paper has none.
 from dataclasses import replace
 from typing import Literal
 
+import numpy as np
+
 from coterie import evidence, grouping
 from coterie.clusters import Clusters
 from coterie.errors import SettingsError
-from coterie.federation import Federation
+from coterie.federation import Federation, Replies
 from coterie.method import Method, method
 from coterie.programs import train
 from coterie.serving import Served
@@ -90,10 +92,14 @@ class FLHC(Method):
         """FedAvg inside every cluster; in one round, clustering."""
         if state.origin is None and fed.round >= self.cluster_round:
             return self._clustered(fed, state)
-        clusters = self._complete(fed, state)
-        cohort = clusters.sample(fed, self.participation)
-        replies = fed.run(train, cohort, each=clusters.start(fed, cohort), local=self.local)
-        return replace(state, clusters=clusters.averaged(fed, replies, self.weighting))
+        clusters = state.clusters
+        if state.origin is None:
+            clusters = clusters.joined(fed, clusters.missing(fed), 0)
+        cohort = np.union1d(clusters.sample(fed, self.participation), clusters.missing(fed))
+        start = clusters.start(fed, cohort, otherwise=state.origin)
+        replies = fed.run(train, cohort, each=start, local=self.local)
+        clusters = clusters.averaged(fed, replies, self.weighting)
+        return replace(state, clusters=self._joined(fed, state, clusters, replies))
 
     def _clustered(self, fed: Federation, state: State) -> State:
         """All clients train from one model, and are grouped by how they have changed it."""
@@ -104,17 +110,14 @@ class FLHC(Method):
         clusters = Clusters.found(fed, replies, grouping.linkage(distance, method=self.linkage, **cut), self.weighting)
         return State(clusters, origin, clusters.models - origin.expand(len(clusters.models)))
 
-    def _complete(self, fed: Federation, state: State) -> Clusters:
-        """The clusters with everybody in one who is there."""
-        clusters, late = state.clusters, state.clusters.missing(fed)
-        if not len(late):
+    def _joined(self, fed: Federation, state: State, clusters: Clusters, replies: Replies) -> Clusters:
+        """The clusters with those that trained from w because they were in none."""
+        late = (clusters.of(fed)[replies.clients] < 0).nonzero()[:, 0]
+        if not len(late) or state.origin is None or state.updates is None:
             return clusters
-        if state.origin is None or state.updates is None:
-            return clusters.joined(fed, late, 0)
-        replies = fed.run(train, late, shared=state.origin, local=self.local)
-        updates = replies.model - state.origin.expand(len(replies))
+        updates = replies.model[late.to(replies.model.parameters.device)] - state.origin.expand(len(late))
         away = evidence.update_distance(Changes.cat([updates, state.updates]), self.distance)
-        return clusters.joined(fed, replies.clients, away[: len(replies), len(replies) :].argmin(axis=1))
+        return clusters.joined(fed, replies.clients[late], away[: len(late), len(late) :].argmin(axis=1))
 
     def serve(self, fed: Federation, state: State) -> Served:
         """The model of each client's cluster; one that has none yet gets the model from before there were clusters."""

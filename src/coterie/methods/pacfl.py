@@ -28,7 +28,7 @@ from torch import Tensor
 from coterie import evidence, grouping
 from coterie.clients import Clients
 from coterie.clusters import Clusters
-from coterie.errors import SettingsError
+from coterie.errors import NoAnswerError, SettingsError
 from coterie.federation import Federation
 from coterie.method import Method, method
 from coterie.programs import Outputs, program, train
@@ -98,7 +98,12 @@ class PACFL(Method):
         late = state.clusters.missing(fed)
         if not len(late):
             return state
-        replies = fed.run(describe, late, vectors=self.vectors, by_class=self.by_class)
+        try:
+            replies = fed.run(describe, late, vectors=self.vectors, by_class=self.by_class)
+        except NoAnswerError:
+            if state.bases is None:
+                raise
+            return state
         told = replies.singular_vectors.cpu()
         bases = told.new_full((len(fed.names), *told.shape[1:]), torch.nan)
         if state.bases is not None:
