@@ -15,6 +15,7 @@ from rich.text import Text
 from coterie import __version__
 from coterie.catalogue import plain_table, show_data, show_methods, show_nets, show_splits
 from coterie.console import console, errors, following, print_table, tell
+from coterie.deploy.commands import deploy_app
 from coterie.errors import CoterieError, ProgramError, SettingsError
 from coterie.lab.comparison import Entry, compare, names_apart
 from coterie.lab.demo import demo_settings
@@ -68,6 +69,7 @@ def _app(arguments: Sequence[str]) -> App:
     app.command(comparing, name="compare", usage="Usage: coterie compare METHOD... [OPTIONS]", group=_DO, sort_key=2)
     app.command(show, usage="Usage: coterie show RUN... [OPTIONS]", group=_DO, sort_key=3)
     app.command(command(_split, split, [_SPLIT]), name="split", group=_DO, sort_key=4)
+    app.command(deploy_app(world, _DO, 5))
     for place, function in enumerate((show_methods, show_data, show_splits, show_nets)):
         app.command(function, name=function.__name__.removeprefix("show_"), group=_CHOOSE, sort_key=place)
     for flag in ("--help", "--version"):
@@ -290,7 +292,8 @@ def show(
     for run in stored:
         if run.summary is None:
             done, total = run.rounds[-1]["round"] if run.rounds else 0, run.settings["method"].get("rounds", "?")
-            again = f"coterie run --resume --out {run.path}"
+            real = "task" in run.settings
+            again = f"coterie deploy resume {run.path}" if real else f"coterie run --resume --out {run.path}"
             tell(f"{run.path}:", f"{done} of {total} rounds done; to go on: {again}", errors if as_json else console)
     if as_json:
         summaries = [run.summary for run in finished]

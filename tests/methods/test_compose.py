@@ -1,6 +1,7 @@
 """Compose: every evidence with every grouping and every mixing, reductions, newcomers, what is sent."""
 
 from itertools import product
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -118,9 +119,8 @@ SENSIBLE = [
 @pytest.mark.parametrize(("evidence", "grouping"), SENSIBLE)
 def test_opposed_groups_are_found(evidence, grouping):
     clusters = 2 if grouping in ("kmeans", "linkage") else None
-    made = coterie.Compose(
-        evidence=evidence, grouping=grouping, clusters=clusters, rounds=2, group_round=1, layer="all", **LEARN
-    )
+    parts = {"evidence": evidence, "grouping": grouping, "clusters": clusters, "layer": "all", "smallest": 3}
+    made = coterie.Compose(rounds=2, group_round=1, **parts, **LEARN)
     assert made.fit(two_worlds()).summary["ari"] == 1
 
 
@@ -281,6 +281,15 @@ def test_clients_that_do_not_answer_are_left_out(evidence, monkeypatch):
 
 
 # What is sent
+
+
+def test_parts_are_put_together_on_the_command_line(call):
+    line = "run compose --evidence inference --grouping vote --mixing samples --server-samples 40 --group-round 1"
+    outcome = call(f"{line} --clients 4 --net logistic --rounds 2 --limit 400 --out run --json")
+    assert outcome.json["method"] == "compose"
+    assert outcome.json["groups"] >= 1
+    written = (Path("run") / "settings.toml").read_text()
+    assert 'evidence = "inference"\ngrouping = "vote"\nmixing = "samples"' in written
 
 
 def test_label_histograms_travel_only_where_they_are_the_evidence():

@@ -1,14 +1,15 @@
 """A program on clients whose data is at hand: simulated ones that are computed together, or a real site."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from coterie.clients import Clients, Round
 from coterie.data.population import Pool, Shard
-from coterie.errors import ProgramError
+from coterie.errors import CoterieError, ProgramError
 from coterie.federation import Call
 from coterie.forms import Form
 from coterie.letters import Letter, Letters
@@ -16,7 +17,7 @@ from coterie.memory import Memory, Value
 from coterie.nets.net import Net
 from coterie.weights import Stack
 
-__all__ = ["Result", "Site", "device_of", "part_of", "run_chunk"]
+__all__ = ["Result", "Site", "device_of", "joined", "part_of", "run_chunk"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ def run_chunk(call: Call, memory: Memory, site: Site) -> Result:
         some = ", ".join(clients.names[:5]) + (" ..." if len(clients) > 5 else "")
         cause = f"{type(error).__name__}: {error}"
         raise ProgramError(f"program {call.program.name} failed on clients {some} together: {cause}") from error
+    if clients.written and not call.program.letters:
+        raise CoterieError(f"program {call.program.name} writes letters: declare it with @program(letters=True)")
     return outputs, clients.kept, clients.written
 
 
@@ -72,6 +75,17 @@ def part_of(call: Call, rows: np.ndarray) -> Call:
     index = torch.from_numpy(rows)
     each = {name: value[index.to(device_of(value))] for name, value in call.each.items()}
     return Call(call.program, call.clients[rows], each, call.shared, call.settings, call.at, call.letters)
+
+
+def joined(parts: Sequence[Mapping[str, Value]], order: Tensor) -> dict[str, Value]:
+    """Outputs of several parts of a call as one, in this order of all their rows."""
+    whole: dict[str, Value] = {}
+    for name in parts[0]:
+        values = [part[name] for part in parts]
+        first = values[0]
+        value = type(first).cat(values) if isinstance(first, Stack) else torch.cat(values)  # type: ignore[arg-type]
+        whole[name] = value[order.to(device_of(value))]
+    return whole
 
 
 def device_of(value: Value) -> torch.device:

@@ -23,9 +23,9 @@ made of:
 
 Distances are 1 - similarity, and features are the shares of labels, or a client's distances to all others.
 
-What is sent: a model each way per client and round, and once the label histogram where that is the evidence. A client
-gives away its trained model, or with `labels` also how many samples of each label it has. A client that was not there
-when groups were made chooses the model that fits its validation data best, of all of them, and joins that group.
+What is sent: a model each way per client and round, and a label histogram with every comparison by `labels`. A client
+gives away its trained model, and with `labels` how many samples of each label it has. A client that was not there when
+groups were made is sent all models, chooses the one that fits its validation data best, and joins that group.
 """
 
 from typing import Literal, NamedTuple
