@@ -6,7 +6,7 @@ federated learning via principal angles between client data subspaces", AAAI 202
 | symbol | here |
 |---|---|
 | U_p | the `vectors` leading left singular vectors of a client's data (features x samples) |
-| A | the angles between clients' subspaces, in degrees: the smallest (Eq. 2) or their sum (Eq. 3) |
+| A | the angles between clients' subspaces, in degrees: the smallest, or their sum |
 | beta | `threshold` |
 
 Every client sends its singular vectors once, then a model travels each way. **It gives away what its data looks like**:
@@ -61,8 +61,9 @@ class PACFL(Method):
     measure: Literal["smallest", "sum"] = "smallest"
     """How far apart two subspaces are: their smallest principal angle, or the sum of all."""
 
-    threshold: float = 30.0
-    """beta, in degrees: clusters farther apart than this stay apart. 0 is Local, 90 with `smallest` FedAvg."""
+    threshold: float = 25.0
+    """beta, in degrees: clusters farther apart than this stay apart. 0 is Local, 90 with `smallest` FedAvg. 25 told
+    true groups of labels and of rotated inputs apart on digits, MNIST and Fashion-MNIST."""
 
     clusters: int | None = None
     """How many clusters to make, instead of a threshold."""
