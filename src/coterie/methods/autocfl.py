@@ -38,7 +38,7 @@ from torch import Tensor
 from coterie import adjustment, evidence, grouping
 from coterie.adjustment import Pace, train_for
 from coterie.clusters import Clusters
-from coterie.errors import SettingsError
+from coterie.errors import NoAnswerError, SettingsError
 from coterie.federation import Federation, Replies
 from coterie.method import Method, method
 from coterie.serving import Served
@@ -144,8 +144,11 @@ class AutoCFL(Method):
         assert state.origin is not None
         assert state.heads is not None
         late = state.clusters.missing(fed)
-        replies = self._train(fed, late, state.origin, self._first_epochs(late)) if len(late) else None
-        if replies is None or not len(replies):
+        if not len(late):
+            return state.clusters
+        try:
+            replies = self._train(fed, late, state.origin, self._first_epochs(late))
+        except NoAnswerError:  # they are asked again in the next round
             return state.clusters
         away = torch.cdist(replies.model.part("head").double(), state.heads.double())
         return state.clusters.joined(fed, replies.clients, away.argmin(dim=1).cpu())
