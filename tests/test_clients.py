@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 from coterie.clients import Clients, new_models
 from coterie.errors import CoterieError, SettingsError
@@ -311,3 +312,69 @@ def test_all_clients_begin_with_the_same_model():
     initial = clients.initial()
     assert initial.shape == (4,)
     assert torch.equal(initial.parameters[3], new_models(clients.net, 3).parameters)
+
+
+# Losses of every sample
+
+
+def some_models(here, kind):
+    """Three models for each of four clients: the same for all, or each client's own."""
+    if kind == "shared":
+        return here.models(3).expand(4)
+    return Models.stack([here.models(3, seed=seed) for seed in range(4)])
+
+
+@pytest.mark.parametrize("rows", [2, 5, 256], ids=lambda rows: f"{rows} at once")
+@pytest.mark.parametrize("kind", ["shared", "own"])
+@pytest.mark.parametrize("form", FORMS)
+def test_losses_are_of_every_sample_in_its_place(form, kind, rows, monkeypatch):
+    monkeypatch.setattr("coterie.clients._ROWS", rows)
+    here = world(normed, shape=(2, 4, 4))
+    models = some_models(here, kind)
+    found = here.clients(form).losses(models)
+    assert found.shape == (4, 3, 12)
+    for client, shard in enumerate(here.shards):
+        index = torch.from_numpy(shard.train)
+        x, y = here.pool.inputs(index), here.pool.y[index]
+        for number in range(3):
+            expected = F.cross_entropy(models[client, number].module()(x), y, reduction="none")
+            close(found[client, number, : len(y)], expected.detach())
+        assert found[client, :, len(y) :].isnan().all()
+
+
+@pytest.mark.parametrize("kind", ["shared", "own"])
+def test_losses_add_up_to_what_evaluating_finds(kind):
+    here = world(mlp)
+    models = some_models(here, kind)
+    for part in ("train", "validation"):
+        losses, found = here.clients().losses(models, part), here.clients().evaluate(models, part)
+        close(losses.nansum(dim=2), found.loss_sum)
+
+
+def test_losses_are_in_the_order_of_a_batchs_index():
+    here = world(linear, (12,))
+    models, seen = here.models(1).expand(1), {}
+    losses = here.clients("loop").losses(models)[0, 0]
+
+    def recording(model, batch, key):
+        each = F.cross_entropy(model(batch), batch.y, reduction="none")
+        seen.update(zip(batch.index.tolist(), each.tolist(), strict=True))
+        return batch.mean(each)
+
+    here.clients("loop").train(models[:, 0], LocalTraining(epochs=1, batch=4, rate=1e-300), objective=recording)
+    assert losses.tolist() == pytest.approx([seen[place] for place in range(12)], abs=1e-12)
+
+
+def test_losses_are_of_several_models():
+    here = world(mlp)
+    with pytest.raises(CoterieError, match="losses are of several models per client"):
+        here.clients().losses(here.models())
+    with pytest.raises(CoterieError, match="test data is for scoring only"):
+        here.clients().losses(some_models(here, "own"), "test")
+
+
+def test_the_best_fit_has_the_lowest_training_loss():
+    here = world(mlp)
+    models = some_models(here, "own")
+    clients = here.clients()
+    assert clients.best_fit(models).tolist() == clients.evaluate(models, "train").loss.argmin(dim=1).tolist()

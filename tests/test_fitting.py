@@ -140,7 +140,7 @@ class Keeper:
         self.last = copy.deepcopy(checkpoint)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "local", "scaffold"])
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "local", "scaffold", "ifca", "fedem", "per-fedavg"])
 @pytest.mark.parametrize("at", [1, 3, 5])
 def test_a_resumed_run_ends_like_an_unbroken_one(name, at):
     made = methods.make(name, rounds=5, participation=0.6, **({"server_momentum": 0.5} if name == "fedavg" else {}))

@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from coterie.errors import SettingsError
+from coterie.errors import CoterieError, SettingsError
+from coterie.grouping import Grouping, by_key, neighbourhoods
 from coterie.randomness import generator
-from coterie.sampling import cohort_size, uniform
+from coterie.sampling import by_size, cohort_size, stratified, uniform
 
 
 @pytest.mark.parametrize(
@@ -57,3 +58,116 @@ def test_every_client_is_equally_likely():
 
 def test_a_sample_repeats_for_its_key():
     np.testing.assert_array_equal(uniform(CLIENTS, 3, generator(1, "a")), uniform(CLIENTS, 3, generator(1, "a")))
+
+
+# By size
+
+
+def test_drawing_by_size_says_who_and_how_often():
+    drawn, counts = by_size(CLIENTS, [1, 0, 2, 3, 0, 4], 50, generator(0))
+    assert counts.sum() == 50
+    assert set(drawn) <= {2, 5, 7, 13}
+    assert (np.diff(drawn) > 0).all()
+    only, times = by_size(CLIENTS, [0, 0, 9, 0, 0, 0], 7, generator(0))
+    assert (only.tolist(), times.tolist()) == ([5], [7])
+
+
+def test_clients_are_drawn_in_proportion_to_their_sizes():
+    drawn, counts = by_size(np.arange(4), [1, 2, 3, 4], 5000, generator(1))
+    assert drawn.tolist() == [0, 1, 2, 3]
+    assert stats.chisquare(counts, 5000 * np.array([0.1, 0.2, 0.3, 0.4])).pvalue > 1e-3
+
+
+def test_sizes_must_fit():
+    with pytest.raises(SettingsError, match="1 numbers for 6 clients"):
+        by_size(CLIENTS, [1], 2, generator(0))
+    with pytest.raises(SettingsError, match="nobody has samples"):
+        by_size(CLIENTS, [0] * 6, 2, generator(0))
+
+
+# Stratified
+
+
+@st.composite
+def strata(draw):
+    labels = draw(st.lists(st.integers(0, 5), min_size=1, max_size=30))
+    return np.array(labels), draw(st.integers(1, 30)), draw(st.integers(0, 2**32))
+
+
+@given(strata(), st.sampled_from(["max", "min"]))
+def test_a_stratified_sample_is_of_so_many_different_clients(case, quota):
+    labels, count, seed = case
+    found = stratified(labels, count, quota, generator(seed))
+    assert len(found) == min(count, len(labels))
+    assert (np.diff(found) > 0).all()
+    assert ((found >= 0) & (found < len(labels))).all()
+
+
+@given(strata())
+def test_every_group_is_hit_where_there_are_places_enough(case):
+    labels, count, seed = case
+    groups = len(set(labels))
+    found = stratified(labels, count, "max", generator(seed))
+    hit = np.bincount(labels[found], minlength=6)
+    if groups <= count:
+        assert (hit > 0).sum() == groups
+        sizes = np.bincount(labels, minlength=6)
+        assert (hit >= np.minimum(sizes, count // groups)).all()
+    else:
+        assert hit.max() == 1  # the groups that give one are drawn
+
+
+def test_the_papers_numbers():
+    # 100 clients in 10 groups, 30 places: `max` gives 3 from each; `min` one from each, and 20 of all others.
+    labels = np.arange(100) % 10
+    rng = generator(0)
+    spread = [np.bincount(labels[stratified(labels, 30, "max", rng)], minlength=10) for _ in range(20)]
+    assert all((hit == 3).all() for hit in spread)
+    printed = [np.bincount(labels[stratified(labels, 30, "min", rng)], minlength=10) for _ in range(20)]
+    assert all(hit.min() >= 1 for hit in printed)
+    assert any(hit.max() > 3 for hit in printed)
+    # `min` with fewer places than groups has a quota of 0: all are drawn at random, and a group can be drawn twice.
+    few = [np.bincount(labels[stratified(labels, 6, "min", rng)]).max() for _ in range(50)]
+    assert max(few) > 1
+
+
+def test_a_small_group_gives_all_and_the_rest_fills_up():
+    labels = np.array([0] + [1] * 9)
+    for seed in range(20):
+        found = stratified(labels, 6, "max", generator(seed))
+        assert 0 in found
+        assert len(found) == 6
+
+
+def test_inside_a_group_every_client_is_equally_likely():
+    labels = np.array([0, 0, 0, 1, 1, 1, 1, 1])
+    found = [stratified(labels, 2, "max", generator(seed)) for seed in range(3000)]
+    hits = np.bincount(np.concatenate(found), minlength=8)
+    assert stats.chisquare(hits[:3]).pvalue > 1e-3
+    assert stats.chisquare(hits[3:]).pvalue > 1e-3
+
+
+def test_groups_may_be_a_grouping_and_clients_have_positions():
+    labels = ["a", "a", "b", "b", "b", "a"]
+    plain = stratified(labels, 3, rng=generator(0))
+    np.testing.assert_array_equal(stratified(by_key(labels), 3, rng=generator(0)), plain)
+    np.testing.assert_array_equal(stratified(labels, 3, rng=generator(0), clients=CLIENTS), CLIENTS[plain])
+    np.testing.assert_array_equal(stratified(Grouping.of([0, 2, 0], 4), 2, rng=generator(0)), [0, 1])
+
+
+def test_all_are_taken_where_there_are_places_for_all():
+    assert stratified([0, 1, 1], 3).tolist() == [0, 1, 2]
+    assert stratified([0], 1).tolist() == [0]
+
+
+def test_what_cannot_be_stratified_is_refused():
+    with pytest.raises(SettingsError, match="quota='median'"):
+        stratified([0, 1, 1], 2, "median", generator(0))
+    with pytest.raises(SettingsError, match="count=0"):
+        stratified([0, 1, 1], 0, rng=generator(0))
+    with pytest.raises(SettingsError, match="give a generator"):
+        stratified([0, 1, 1], 2)
+    with pytest.raises(SettingsError, match="of 3 clients, but there are 6"):
+        stratified([0, 1, 1], 2, rng=generator(0), clients=CLIENTS)
+    with pytest.raises(CoterieError, match="in several groups"):
+        stratified(neighbourhoods(np.ones((3, 3)), 0.5), 2, rng=generator(0))

@@ -275,3 +275,10 @@ def test_cosines_are_scipys_and_zero_for_zero_rows(rows, scale):
     with np.errstate(invalid="ignore"):
         expected = np.where(zero[:, None] | zero[None, :], 0, 1 - cdist(rows, rows, "cosine"))
     np.testing.assert_allclose(cosines(torch.from_numpy(rows)), expected, atol=1e-12)
+
+
+def test_models_can_be_stacked_behind_the_clients():
+    behind = Models.stack([MODELS, OTHERS], axis=1)
+    assert behind.shape == (4, 2)
+    assert torch.equal(behind.parameters[:, 1], OTHERS.parameters)
+    assert torch.equal(behind.buffers[:, 0], MODELS.buffers)

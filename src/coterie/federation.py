@@ -151,10 +151,20 @@ class Replies:
         """Training samples of the clients that answered, [client]."""
         return self._sizes
 
-    def average(self, weighting: str = "samples", of: str = "model") -> Any:
-        """The mean of an output over the clients, weighted by their samples or uniformly: a single model."""
-        weights = mixing.by_samples(self.samples) if weighting == "samples" else mixing.uniform(len(self))
-        return (weights @ self.outputs[of])[0]
+    def average(self, weighting: str = "samples", of: str = "model", by: Any = None, otherwise: Any = None) -> Any:
+        """The mean of an output over the clients, weighted by their samples or uniformly: a single model.
+
+        With `by` [client], the group of each client that answered, it is one per group, [group]; `otherwise` [group]
+        are those of groups from which nobody answered, which stay to the last bit.
+        """
+        samples = self.samples if weighting == "samples" else torch.ones(len(self))
+        if by is None:
+            return (mixing.by_samples(samples) @ self.outputs[of])[0]
+        membership = torch.as_tensor(by).cpu() == torch.arange(len(otherwise))[:, None]  # [group, client]
+        there = membership.any(dim=1)
+        weights = torch.zeros(membership.shape, dtype=torch.float64)
+        weights[there] = mixing.by_samples(samples, membership[there])
+        return (weights @ self.outputs[of]).where(there, otherwise)
 
 
 class Federation:
@@ -202,9 +212,9 @@ class Federation:
         """A freshly initialised model: the one that every run of this seed starts from."""
         return new_models(self.net, self.seed)
 
-    def new_models(self, count: int) -> Models:
-        """Several freshly initialised models, each different; the first is `new_model`."""
-        return new_models(self.net, self.seed, count)
+    def new_models(self, count: int, first: int = 0) -> Models:
+        """Several freshly initialised models, each different; number 0 is `new_model`. Another `first`, others."""
+        return new_models(self.net, self.seed, count, first)
 
     def generator(self, purpose: str) -> np.random.Generator:
         """A generator for the server's draws, keyed by purpose and round."""

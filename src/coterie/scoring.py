@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie import mixing
 from coterie.clients import Clients
 from coterie.errors import SettingsError
 from coterie.federation import Federation
@@ -18,6 +19,9 @@ from coterie.training import LocalTraining
 from coterie.weights import Models
 
 __all__ = ["ClientScores", "Scoring", "score", "spread"]
+
+_EM_STEPS = 20
+"""Steps of the EM algorithm with which a new client finds its share of every model of a mixture."""
 
 View = Literal["served", "adapted", "last"]
 
@@ -79,6 +83,7 @@ def score(fed: Federation, served: Served, scoring: Scoring, local: LocalTrainin
         each,
         shared,
         kept=served.kept,
+        shares=served.shares,
         personal=served.adapt,
         adapt=adapt,
         last="last" in scoring.views,
@@ -138,6 +143,7 @@ def score_client(
     models: Models | None = None,
     weights: Tensor | None = None,
     kept: str | None = None,
+    shares: str | None = None,
     personal: LocalTraining | None = None,
     adapt: LocalTraining | None = None,
     last: bool = False,
@@ -148,8 +154,10 @@ def score_client(
     outputs: dict[str, Tensor] = {}
     if models is None:
         models = clients.state(kept or "", otherwise=clients.initial())
+    elif shares is not None:
+        weights = _own_shares(clients, models, shares)
     elif len(models.shape) > 1 and weights is None:
-        choice = clients.evaluate(models, on="train").loss.nan_to_num(nan=torch.inf).argmin(dim=1)
+        choice = clients.best_fit(models)
         models = models[torch.arange(len(clients), device=choice.device), choice]
         outputs["choice"] = choice
     if personal is not None:
@@ -164,6 +172,16 @@ def score_client(
         outputs["accuracy_last"] = clients.evaluate(trained, "test").accuracy_of(top)
     none = torch.zeros(len(clients), dtype=torch.int64)
     return outputs | {"steps": clients.state("_steps", none), "rounds": clients.state("_rounds", none)}
+
+
+def _own_shares(clients: Clients, models: Models, kept: str) -> Tensor:
+    """How each client mixes models [client, model], as it keeps it; new ones fit it to their own training data."""
+    even = torch.full(models.shape, 1 / models.shape[1], dtype=torch.float64, device=models.parameters.device)
+    own: Tensor = clients.state(kept, otherwise=even * torch.nan)
+    new = own.isnan().any(dim=1, keepdim=True)
+    if not new.any():
+        return own
+    return torch.where(new, mixing.mixture_shares(clients.losses(models), even, _EM_STEPS), own)
 
 
 def _measured(clients: Clients, models: Models, weights: Tensor | None, top: int) -> dict[str, Tensor]:

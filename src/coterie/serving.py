@@ -23,6 +23,8 @@ class Served:
     """Which of them each client gets, [client]; without it clients choose or mix."""
     weights: Tensor | None = None
     """How each client mixes their predictions, [client, model]."""
+    shares: str | None = None
+    """The name under which clients keep how they mix them; who keeps nothing yet finds it out by itself."""
     kept: str | None = None
     """The name under which clients keep a model of their own."""
     adapt: LocalTraining | None = None
@@ -35,7 +37,8 @@ class Served:
     @property
     def personal(self) -> bool:
         """Whether clients predict with something of their own, not with one of the server's models."""
-        return self.models is None or self.weights is not None or self.adapt is not None
+        mixed = self.weights is not None or self.shares is not None
+        return self.models is None or mixed or self.adapt is not None
 
 
 def one(model: Models, clients: int) -> Served:
@@ -57,9 +60,12 @@ def best_fit(models: Models) -> Served:
     return Served(models=models)
 
 
-def mixture(models: Models, weights: Tensor) -> Served:
-    """Each client mixes the predictions of the server's models [model] by its own weights [client, model]."""
-    return Served(models=models, weights=weights)
+def mixture(models: Models, weights: Tensor | str) -> Served:
+    """Each client mixes the predictions of the server's models [model] by its own weights.
+
+    They are [client, model], or the name under which clients keep theirs: then the server need not know them.
+    """
+    return Served(models=models, shares=weights) if isinstance(weights, str) else Served(models=models, weights=weights)
 
 
 def kept(name: str = "model") -> Served:

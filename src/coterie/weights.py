@@ -93,10 +93,10 @@ class Stack:
         return self.parameters.norm(dim=-1)
 
     @classmethod
-    def stack(cls: type[S], rows: Sequence[S]) -> S:
-        """Single models, or stacks of one shape, along a new first axis."""
+    def stack(cls: type[S], rows: Sequence[S], axis: int = 0) -> S:
+        """Single models, or stacks of one shape, along a new axis among the leading ones."""
         columns = zip(*(row.tensors for row in rows), strict=True)
-        return rows[0]._with(*(torch.stack(tuple(column)) for column in columns))
+        return rows[0]._with(*(torch.stack(tuple(column), dim=axis) for column in columns))
 
     @classmethod
     def cat(cls: type[S], stacks: Sequence[S]) -> S:
@@ -192,13 +192,18 @@ class Changes(Stack):
 
 
 def distances(rows: Tensor) -> Tensor:
-    """Euclidean distances between rows, [row, row], from the Gram matrix in float64."""
+    """Euclidean distances between rows, [row, row], from the Gram matrix in float64; equal rows are at exactly 0."""
     rows = rows.double()
     rows = rows - rows.mean(dim=0)  # near the origin less is lost to cancellation
     gram = rows @ rows.mT
+    gram = (gram + gram.mT) / 2  # a product need not be symmetric in the last digit
     squares = gram.diagonal()
-    result = (squares[:, None] + squares[None, :] - 2 * gram).clamp(min=0).sqrt()
-    return result.fill_diagonal_(0)
+    sums = squares[:, None] + squares[None, :]
+    result = (sums - 2 * gram).clamp(min=0)
+    # What is left of rows this close is mostly rounding: their difference itself says how far apart they are.
+    for left, right in (result < 1e-6 * sums).triu(1).nonzero().tolist():
+        result[left, right] = result[right, left] = (rows[left] - rows[right]).square().sum()
+    return result.sqrt().fill_diagonal_(0)
 
 
 def cosines(rows: Tensor) -> Tensor:
