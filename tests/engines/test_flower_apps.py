@@ -4,7 +4,9 @@ import importlib
 import logging
 import os
 import shutil
+import subprocess
 import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -691,3 +693,43 @@ def test_the_example_finds_the_turned_scanners(flower, example):
     assert strategy.groups["partition-0"] == strategy.groups["partition-2"]
     assert strategy.groups["partition-1"] == strategy.groups["partition-3"]
     assert strategy.groups["partition-0"] != strategy.groups["partition-1"]
+
+
+@pytest.mark.slow
+def test_the_example_runs_on_real_nodes(tmp_path):
+    from coterie.deploy.processes import Processes, flower_environment, free_port
+
+    home, out, port = tmp_path / "flwr", tmp_path / "run", free_port()
+    home.mkdir()
+    (home / "config.toml").write_text(f'[superlink.here]\naddress = "127.0.0.1:{port}"\ninsecure = true\n')
+    environment = flower_environment(home) | {
+        "COTERIE_STATE": str(tmp_path / "clients"),
+        # The apps' processes shall use the Coterie under test.
+        "PYTHONPATH": str(Path(coterie.__file__).parents[1]),
+        "OMP_NUM_THREADS": "1",
+    }
+    binaries = Path(sys.executable).parent
+    processes = Processes()
+    try:
+        superlink = [str(binaries / "flower-superlink"), "--insecure", "--host", "127.0.0.1", "--port", str(port)]
+        superlink += ["--database", str(tmp_path / "state.db"), "--disable-runtime-dependency-installation"]
+        processes.start("SuperLink", superlink, tmp_path / "superlink.log", environment)
+        for place in range(2):
+            node = [str(binaries / "flower-supernode"), "--insecure", "--superlink", f"127.0.0.1:{port}"]
+            node += ["--port", str(free_port()), "--node-config", f"partition-id={place} num-partitions=2"]
+            processes.start(f"node {place}", node, tmp_path / f"node-{place}.log", environment)
+        settings = f'out="{out}" nodes=2 num-server-rounds=2'
+        run = [str(binaries / "flwr"), "run", str(EXAMPLE), "here", "--stream", "--run-config", settings]
+        started = time.monotonic()
+        while not (out / "summary.json").is_file():
+            done = subprocess.run(run, env={**os.environ, **environment}, capture_output=True, text=True, timeout=400)
+            # The SuperLink may not listen yet.
+            assert done.returncode == 0 or time.monotonic() - started < 60, done.stdout + done.stderr
+    finally:
+        processes.stop()
+    stored = coterie.lab.StoredRun.read(out)
+    assert [record["round"] for record in stored.rounds] == [1, 2]
+    assert [client["client"] for client in stored.clients] == ["partition-0", "partition-1"]
+    assert len({client["group_found"] for client in stored.clients}) == 2
+    assert stored.summary["accuracy_mean"] > 0.7
+    assert "'partition-0'" in done.stdout
