@@ -1,7 +1,10 @@
 """Small federations for the tests of methods, in float64."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
+from torch import nn
 
 import coterie
 from coterie.data import Split
@@ -45,3 +48,56 @@ def at_round(fed: Federation, number: int = 1) -> Federation:
 def same(one: Models, other: Models) -> bool:
     """Whether models are equal to the last bit."""
     return torch.equal(one.parameters, other.parameters) and torch.equal(one.buffers, other.buffers)
+
+
+class Place(nn.Module):
+    """A point in the plane, whatever goes in."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(2))
+
+    def forward(self, x):
+        return self.w.expand(len(x), 2)
+
+
+def pulled(*places, samples: int = 8, **options) -> Federation:
+    """Clients that pull a point of the plane each to its own place: F_i(w) = |w - c_i|^2 / 2.
+
+    With `AT_ONCE` a client's model is its place after a round, and its update what is between. Needs `pulling`.
+    """
+    x = np.repeat(np.array(places, dtype=np.float32), samples, axis=0)
+    data = coterie.Dataset(x, np.arange(len(x)) % 2, labels=("a", "b"))
+    split = Split(tuple(np.split(np.arange(len(x)), len(places))))
+    given = {"precision": "float64", "scaling": "none", "validation": 0, "test_share": 0.25, **options}
+    return coterie.simulate(data, split, lambda shape, classes: Place(), **given)
+
+
+AT_ONCE = {"steps": 1, "batch": 0, "rate": 1.0}
+"""Local training that leads to the minimum of a parabola in one step."""
+
+
+def pulling(monkeypatch) -> None:
+    """Make training lower the squared distance between the model and the inputs, instead of cross-entropy."""
+    train = coterie.Clients.train
+
+    def distance(model, batch, key):
+        return batch.mean(0.5 * (model(batch) - batch.x).square().sum(dim=1))
+
+    monkeypatch.setattr(coterie.Clients, "train", lambda self, *a, **k: train(self, *a, **k, objective=distance))
+
+
+def lost(fed: Federation, *clients: int) -> Federation:
+    """The federation, with clients that are asked but never answer."""
+    run = fed._engine.run
+
+    def partly(call):
+        answers = run(call)
+        if call.at.scoring:
+            return answers
+        there = ~np.isin(answers.clients, clients)
+        outputs = {name: value[torch.from_numpy(there)] for name, value in answers.outputs.items()}
+        return replace(answers, clients=answers.clients[there], outputs=outputs)
+
+    fed._engine.run = partly
+    return fed

@@ -1,5 +1,7 @@
 """What a program may do on clients, and what it may not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +13,7 @@ from coterie.forms import FORMS
 from coterie.memory import Memory
 from coterie.training import LocalTraining, cross_entropy
 from coterie.weights import Models
-from helpers import close, linear, mlp, normed, resized, world
+from helpers import NOBODY, close, linear, mlp, normed, resized, world
 
 LOCAL = LocalTraining(epochs=1, batch=4)
 
@@ -228,8 +230,9 @@ def test_evaluating_takes_models_per_client():
         lambda clients, part: clients.evaluate(clients.initial(), part),
         lambda clients, part: clients.label_counts(part),
         lambda clients, part: clients.inputs(part),
+        lambda clients, part: clients.samples(0, part),
     ],
-    ids=["evaluate", "label_counts", "inputs"],
+    ids=["evaluate", "label_counts", "inputs", "samples"],
 )
 def test_test_data_is_out_of_reach_unless_scoring(reach, part):
     here = world(mlp)
@@ -271,6 +274,15 @@ def test_sizes_and_names():
     assert clients.sizes.tolist() == [12, 7]
     assert clients.names == ("2", "0")
     assert (len(clients), clients.round) == (2, 1)
+
+
+def test_a_clients_samples_come_prepared_with_their_labels():
+    here = world(mlp)
+    for row, shard in enumerate(here.shards):
+        for part in ("train", "validation"):
+            x, y = here.clients().samples(row, part)
+            close(x, here.pool.inputs(torch.from_numpy(shard.part(part))))
+            assert y.tolist() == here.pool.y[shard.part(part)].tolist()
 
 
 def test_inputs_come_prepared_if_clients_have_equally_many():
@@ -378,3 +390,28 @@ def test_the_best_fit_has_the_lowest_training_loss():
     models = some_models(here, "own")
     clients = here.clients()
     assert clients.best_fit(models).tolist() == clients.evaluate(models, "train").loss.argmin(dim=1).tolist()
+
+
+def test_the_best_fit_can_be_sought_on_validation_data_where_there_is_any():
+    here = world(mlp)
+    models = some_models(here, "own")
+    on_validation = here.clients().evaluate(models, "validation").loss.argmin(dim=1)
+    on_train = here.clients().evaluate(models, "train").loss.argmin(dim=1)
+    assert here.clients().best_fit(models, "validation").tolist() == on_validation.tolist()
+    assert on_validation.tolist() != on_train.tolist()
+    without = replace(here, shards=(*here.shards[:2], *(replace(one, validation=NOBODY) for one in here.shards[2:])))
+    found = without.clients().best_fit(models, "validation").tolist()
+    assert found == [*on_validation[:2].tolist(), *on_train[2:].tolist()]
+
+
+def test_of_a_single_model_the_best_is_known_without_looking():
+    here = world(mlp)
+    assert here.clients().best_fit(here.models().inserted(1), "nowhere").tolist() == [0] * 4
+
+
+def test_a_protocol_that_reads_test_data_reaches_the_clients_own_alone():
+    here = world(mlp)
+    allowed = here.clients(test_data=True)
+    assert allowed.evaluate(here.models(), "test").samples.tolist() == [4] * 4
+    with pytest.raises(CoterieError, match="test data is for scoring only"):
+        allowed.evaluate(here.models(), "global")

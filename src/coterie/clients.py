@@ -48,6 +48,8 @@ class Round:
     """The run, where several can reach the same sites."""
     phase: int = 0
     """The number of the call within the round."""
+    test_data: bool = False
+    """Whether a method may read clients' test data: only in protocols that do, whose tables say so."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,8 @@ class Clients:
 
     def _part(self, part: str) -> list[np.ndarray]:
         """The samples of each client in a part; `global` is the common test set."""
-        if part in ("test", "global") and not self._at.scoring:
+        allowed = self._at.scoring or (part == "test" and self._at.test_data)
+        if part in ("test", "global") and not allowed:
             raise CoterieError("test data is for scoring only: a method can reach train and validation data")
         if part == "global":
             return [np.empty(0, np.int64) if self._common is None else self._common] * len(self)
@@ -283,12 +286,19 @@ class Clients:
         correct, correct_top5, loss_sum = (totals if several else totals[:, :, 0]).to(self._pool.device)
         return Evaluation(correct, correct_top5, loss_sum, self._counts(parts))
 
-    def best_fit(self, models: Models) -> Tensor:
-        """Which of several models per client has the lowest loss on its own training data, [client].
+    def best_fit(self, models: Models, on: str = "train") -> Tensor:
+        """Which of several models per client has the lowest loss on its own data, [client].
 
-        The first of equals is taken; a loss that is not a number is never the lowest.
+        The first of equals is taken; a loss that is not a number is never the lowest. A client without samples of this
+        kind goes by its training data.
         """
-        return self.evaluate(models, on="train").loss.nan_to_num(nan=torch.inf).argmin(dim=1)
+        if models.shape[1] == 1:
+            return torch.zeros(len(self), dtype=torch.int64, device=self._pool.device)
+        result = self.evaluate(models, on)
+        loss = result.loss
+        if on != "train" and not (result.samples > 0).all():
+            loss = torch.where(result.samples[:, None] > 0, loss, self.evaluate(models, "train").loss)
+        return loss.nan_to_num(nan=torch.inf).argmin(dim=1)
 
     def losses(self, models: Models, on: str = "train") -> Tensor:
         """Cross-entropy of every sample under several models per client, [client, model, sample].
@@ -337,6 +347,11 @@ class Clients:
             columns = [self._form.outputs(own[:, column], x, shared=False) for column in range(models.shape[1])]
             rows = first + torch.arange(places.shape[1])
             yield whose[:, None], rows[None], mask, torch.stack(columns), self._pool.y[index]
+
+    def samples(self, row: int, on: str = "train") -> tuple[Tensor, Tensor]:
+        """The prepared inputs [sample, ...] and labels [sample] of one client, by its row."""
+        index = torch.from_numpy(self._part(on)[row]).to(self._pool.device)
+        return self._pool.inputs(index), self._pool.y[index]
 
     def inputs(self, on: str = "train") -> Tensor:
         """The clients' prepared inputs [client, row, ...]; all must have the same number of samples."""

@@ -146,6 +146,10 @@ class Replies:
             return outputs[name]
         raise AttributeError(f"the program returned no {name!r}, only {', '.join(outputs) or 'nothing'}")
 
+    def weights(self, weighting: str = "samples") -> Tensor:
+        """What the clients weigh in a mean, [client]: in proportion to their samples, or all the same."""
+        return (mixing.by_samples(self.samples) if weighting == "samples" else mixing.uniform(len(self)))[0]
+
     @property
     def samples(self) -> Tensor:
         """Training samples of the clients that answered, [client]."""
@@ -161,10 +165,19 @@ class Replies:
         if by is None:
             return (mixing.by_samples(samples) @ self.outputs[of])[0]
         membership = torch.as_tensor(by).cpu() == torch.arange(len(otherwise))[:, None]  # [group, client]
-        there = membership.any(dim=1)
-        weights = torch.zeros(membership.shape, dtype=torch.float64)
-        weights[there] = mixing.by_samples(samples, membership[there])
-        return (weights @ self.outputs[of]).where(there, otherwise)
+        return self.mixed(membership * samples, otherwise, of)
+
+    def mixed(self, weights: Tensor, otherwise: Any, of: str = "model") -> Any:
+        """Means of an output with these weights [group, client], of which only the proportions in a row matter.
+
+        A row without any weight, because nobody of that group answered, stays to the last bit what `otherwise` [group]
+        has there.
+        """
+        there = (weights > 0).any(dim=1)
+        normal = torch.zeros(weights.shape, dtype=torch.float64)
+        if there.any():
+            normal[there] = mixing.by_samples(torch.ones(len(self)), weights[there])
+        return (normal @ self.outputs[of]).where(there, otherwise)
 
 
 class Federation:
@@ -178,7 +191,7 @@ class Federation:
         true_groups: np.ndarray | None = None,
     ) -> None:
         self._engine, self.seed, self.true_groups = engine, seed, true_groups
-        self.keep_last = False
+        self.keep_last, self._test_data = False, False
         self.ledger = Ledger()
         self.round, self.rounds, self._phase = 0, 0, 0
         self._method_at_work = False
@@ -271,7 +284,7 @@ class Federation:
             self._method_at_work = False
 
     def _at(self, scoring: bool = False) -> Round:
-        return Round(self.seed, self.round, scoring, self.keep_last, phase=self._phase)
+        return Round(self.seed, self.round, scoring, self.keep_last, phase=self._phase, test_data=self._test_data)
 
     def _run(
         self,
@@ -321,6 +334,8 @@ class Federation:
 
     def _accepted(self, program: Program, answers: Answers) -> Answers:
         """The answers without those that are not finite: they cost the client its contribution, nothing else."""
+        if not len(answers.clients):
+            return answers
         fine = torch.ones(len(answers.clients), dtype=torch.bool)
         for value in answers.outputs.values():
             for tensor in value.tensors if isinstance(value, Stack) else (value,):
@@ -350,9 +365,12 @@ class Federation:
 
     # The course of a run, for `fit`
 
-    def begin(self, rounds: int, keep_last: bool = False) -> None:
-        """Start anew: nothing remembered, nothing counted, before the first of so many rounds."""
-        self.round, self.rounds, self.keep_last = 0, rounds, keep_last
+    def begin(self, rounds: int, keep_last: bool = False, test_data: bool = False) -> None:
+        """Start anew: nothing remembered, nothing counted, before the first of so many rounds.
+
+        `test_data` lets the method's programs read test data, for protocols that do and say so.
+        """
+        self.round, self.rounds, self.keep_last, self._test_data = 0, rounds, keep_last, test_data
         self.ledger = Ledger()
         self._engine.reset()
 

@@ -47,6 +47,14 @@ class Method(LocalTraining, ABC):
         """How clients train, as a setting for programs."""
         return LocalTraining(**{field.name: getattr(self, field.name) for field in fields(LocalTraining)})
 
+    @property
+    def reads_test_data(self) -> bool:
+        """Whether it looks at test data, as some published protocols do. Every table of such a run says so."""
+        return False
+
+    def check(self, fed: Federation) -> None:
+        """Refuse a federation that the method cannot run on, before anything is written or sent."""
+
     @abstractmethod
     def begin(self, fed: Federation) -> Any:
         """The state before the first round."""

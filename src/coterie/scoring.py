@@ -83,7 +83,9 @@ def score(fed: Federation, served: Served, scoring: Scoring, local: LocalTrainin
         each,
         shared,
         kept=served.kept,
+        on=served.on,
         shares=served.shares,
+        part=served.part,
         personal=served.adapt,
         adapt=adapt,
         last="last" in scoring.views,
@@ -119,7 +121,7 @@ def _groups(fed: Federation, served: Served, clients: np.ndarray, choice: np.nda
 def _inputs(served: Served, clients: np.ndarray) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is sent to the clients: one model to each, or all of them to choose from or to mix."""
     if served.models is None:
-        return {}, {}
+        return {}, {} if served.shared is None else {"shared_part": served.shared}
     index = torch.from_numpy(clients)
     if served.weights is not None:
         return {"weights": served.weights[index]}, {"models": served.models}
@@ -142,8 +144,11 @@ def score_client(
     clients: Clients,
     models: Models | None = None,
     weights: Tensor | None = None,
+    shared_part: Tensor | None = None,
     kept: str | None = None,
+    on: str = "train",
     shares: str | None = None,
+    part: str = "none",
     personal: LocalTraining | None = None,
     adapt: LocalTraining | None = None,
     last: bool = False,
@@ -154,10 +159,11 @@ def score_client(
     outputs: dict[str, Tensor] = {}
     if models is None:
         models = clients.state(kept or "", otherwise=clients.initial())
+        models = models if shared_part is None else models.patched(part, shared_part)
     elif shares is not None:
         weights = _own_shares(clients, models, shares)
     elif len(models.shape) > 1 and weights is None:
-        choice = clients.best_fit(models)
+        choice = clients.best_fit(models, on)
         models = models[torch.arange(len(clients), device=choice.device), choice]
         outputs["choice"] = choice
     if personal is not None:

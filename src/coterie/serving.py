@@ -27,6 +27,12 @@ class Served:
     """The name under which clients keep how they mix them; who keeps nothing yet finds it out by itself."""
     kept: str | None = None
     """The name under which clients keep a model of their own."""
+    on: str = "train"
+    """The data by which clients choose among models."""
+    part: str = "none"
+    """The part of that model which the server's `shared` one replaces."""
+    shared: Tensor | None = None
+    """A packed part (see `Models.packed`)."""
     adapt: LocalTraining | None = None
     """Local training that precedes predicting."""
 
@@ -55,9 +61,9 @@ def each(models: Models, index: Any) -> Served:
     return Served(models=models, index=index)
 
 
-def best_fit(models: Models) -> Served:
-    """Each client takes the one of the server's models [model] with the lowest loss on its own training data."""
-    return Served(models=models)
+def best_fit(models: Models, on: str = "train") -> Served:
+    """Each client takes the one of the server's models [model] with the lowest loss on its own data of this kind."""
+    return Served(models=models, on=on)
 
 
 def mixture(models: Models, weights: Tensor | str) -> Served:
@@ -68,6 +74,9 @@ def mixture(models: Models, weights: Tensor | str) -> Served:
     return Served(models=models, shares=weights) if isinstance(weights, str) else Served(models=models, weights=weights)
 
 
-def kept(name: str = "model") -> Served:
-    """Each client predicts with the model that it keeps itself; before it has one, with the initial model."""
-    return Served(kept=name)
+def kept(name: str = "model", part: str = "none", shared: Tensor | None = None) -> Served:
+    """Each client predicts with the model that it keeps itself; before it has one, with the initial model.
+
+    A part of it can be the server's: `shared` is packed as by `Models.packed`.
+    """
+    return Served(kept=name, part=part, shared=shared)

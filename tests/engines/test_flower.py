@@ -14,6 +14,7 @@ from coterie.deploy.server import Deployment, run_over
 from coterie.deploy.site import SiteSettings
 from coterie.engines.flower.engine import RoundLostError, Task, TooFewSitesError, Waiting
 from coterie.engines.simulation import Computing
+from coterie.errors import SettingsError
 from coterie.federation import Federation
 from coterie.sealing import Identity, write_peers
 from coterie.weights import Models
@@ -112,16 +113,26 @@ def wires(sites):
     return Wires([site.open() for site in sites])
 
 
-def deployment(method, **waiting):
+def deployment(method, server=None, **waiting):
     task = Task(LABELS, (5,), "mlp", (0.0,) * 5, (1.0,) * 5)
-    return Deployment(
-        method, task, waiting=Waiting(**FAST | waiting), computing=Computing(precision="float64", device="cpu")
-    )
+    computing = Computing(precision="float64", device="cpu")
+    return Deployment(method, task, server=server, waiting=Waiting(**FAST | waiting), computing=computing)
 
 
-def simulated():
+def simulated(**options):
     split = Split(tuple(parts()), names=NAMES)
-    return coterie.simulate(everything(), split, "mlp", precision="float64", scaling="none", workers=0)
+    return coterie.simulate(everything(), split, "mlp", precision="float64", scaling="none", workers=0, **options)
+
+
+def unused():
+    """The samples that no site has."""
+    return np.setdiff1d(np.arange(40 * len(NAMES)), np.concatenate(parts()))
+
+
+def held():
+    """What the server holds: the samples that no site has."""
+    data = everything()
+    return coterie.Dataset(data.x[unused()], data.y[unused()], labels=LABELS)
 
 
 def same(one, other):
@@ -151,6 +162,33 @@ def test_sites_give_what_a_simulation_gives(name, wires, tmp_path):
     stored = coterie.lab.StoredRun.read(tmp_path / "run")
     assert stored.rounds == real.rounds
     assert stored.summary["clients"] == 3
+
+
+BY_INFERENCE = {
+    "flis-dc": {"threshold": 0.6},
+    "flis-hc": {"threshold": 0.6},
+    "compose": {"evidence": "inference", "grouping": "linkage", "threshold": 0.6, "group_round": 2},
+}
+
+
+@pytest.mark.parametrize("name", BY_INFERENCE)
+def test_sites_are_compared_on_what_the_server_holds(name, wires, tmp_path):
+    method = coterie.methods.make(name, rounds=3, batch=8, rate=0.5, **BY_INFERENCE[name])
+    real = run_over(deployment(method, server="test_flower:held"), wires, tmp_path / "run")
+    alone = method.fit(simulated(server_samples=len(unused())))
+    same(real.rounds, alone.rounds)
+    same(real.clients, alone.clients)
+    assert real.rounds[-1]["groups"] > 1
+
+
+def test_no_site_lets_a_method_read_test_data(wires, tmp_path, monkeypatch):
+    leaky = coterie.FLISDC(rounds=1, compat=True)
+    with pytest.raises(SettingsError, match="flis-dc reads test data with these settings: no site allows that"):
+        deployment(leaky, server="test_flower:held")
+    monkeypatch.setattr(Deployment, "__post_init__", lambda self: None)
+    with pytest.raises(RoundLostError):
+        run_over(deployment(leaky, server="test_flower:held"), wires, tmp_path / "run")
+    assert "at a site it is for scoring only" in (tmp_path / "run/log.txt").read_text()
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_end(wires, sites, tmp_path):
@@ -310,7 +348,7 @@ CALL = {
     "ask": "call",
     "run": "r",
     "program": "coterie.programs.label_histogram",
-    "at": {"seed": 0, "number": 1, "scoring": False, "keep_last": False, "run": "", "phase": 0},
+    "at": {"seed": 0, "number": 1, "scoring": False, "keep_last": False, "run": "", "phase": 0, "test_data": False},
     "each": {},
     "settings": {},
     "base": None,

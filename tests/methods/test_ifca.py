@@ -6,8 +6,9 @@ import torch
 
 import coterie
 from coterie import Clients
-from coterie.errors import SettingsError
-from coterie.methods.ifca import IFCA, State, choose, choose_and_train
+from coterie.errors import CoterieError, SettingsError
+from coterie.methods.ifca import IFCA, State, choose_and_train
+from coterie.programs import choose
 from coterie.weights import Models
 from populations import at_round, opposed, same, uneven
 
@@ -54,7 +55,7 @@ def test_losses_choose_the_smaller_one_and_never_one_that_is_not_a_number(monkey
     class Found:
         loss = losses
 
-    monkeypatch.setattr(Clients, "evaluate", lambda self, models, on: Found)
+    monkeypatch.setattr(Clients, "evaluate", lambda self, models, on="train": Found)
     fed = uneven(engine="vectorised")
     order = np.argsort(-fed.sizes.numpy(), kind="stable")  # the order in which clients are computed
     chosen = fed.run(choose, shared=fed.new_models(2)).choice
@@ -146,6 +147,26 @@ def test_a_client_that_never_takes_part_is_served_too():
     result = IFCA(rounds=1, clusters=2, participation=0.3).fit(fed)
     assert sum(client["rounds_taken_part"] for client in result.clients) == 1
     assert all(client["group_found"] in (0, 1) for client in result.clients)
+
+
+def test_compat_chooses_on_test_data_and_says_so():
+    # PACFL's code lets clients choose by accuracy on their own test data.
+    fed, made = uneven(test_share=0.4), IFCA(rounds=1, clusters=4, compat=True)
+    result = made.fit(fed)
+    assert result.summary["reads_test_data"]
+    assert "reads_test_data" not in IFCA(rounds=1).fit(fed).summary
+    fed.begin(1, test_data=True)
+    models = fed.new_models(4)
+    chosen = fed.run(choose_and_train, shared=models, local=made.local, on_test=True).choice
+    site = fed._engine._site
+    for client in range(6):
+        index = torch.from_numpy(site.shards[client].test)
+        x, y = site.pool.inputs(index), site.pool.y[index]
+        right = [(model.module()(x).argmax(dim=1) == y).sum().item() for model in models]
+        assert chosen[client] == right.index(max(right))
+    fed.begin(1)
+    with pytest.raises(CoterieError, match="test data is for scoring only"):
+        fed.run(choose_and_train, shared=models, local=made.local, on_test=True)
 
 
 @pytest.mark.parametrize("options", [{"clusters": 0}, {"init_retry": -1}, {"init_balance": 1.5}])

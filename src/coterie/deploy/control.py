@@ -42,7 +42,7 @@ class Control:
         try:
             self._client.RegisterNode(request)
         except httpx.HTTPStatusError as error:
-            if error.response.status_code == httpx.codes.CONFLICT:
+            if "already in use" in error.response.text:
                 return False
             raise _refused(error) from error
         return True

@@ -111,9 +111,10 @@ class LocalFederation:
     def __exit__(self, *error: object) -> None:
         self.processes.stop()
 
-    def start_superlink(self) -> Process:
+    def start_superlink(self) -> None:
         """Start the SuperLink, on the state that it had."""
-        return start_superlink(self.processes, self.files, self.folder / "superlink", port=self._port)
+        folder = self.folder / "superlink"
+        self.superlink_process = start_superlink(self.processes, self.files, folder, port=self._port)
 
     def start_site(self, name: str) -> Process:
         """Start a site."""

@@ -59,6 +59,10 @@ class Deployment:
     scoring: Scoring = field(default_factory=Scoring)
     computing: Computing = field(default_factory=Computing)
 
+    def __post_init__(self) -> None:
+        if self.method.reads_test_data:
+            raise SettingsError(f"{self.method.name} reads test data with these settings: no site allows that")
+
     @classmethod
     def from_table(cls, table: Mapping[str, Any], folder: Path) -> "Deployment":
         """Settings from a file's content; paths are seen from the file's folder."""

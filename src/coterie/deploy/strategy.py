@@ -19,7 +19,7 @@ from flwr.supercore.logger import FLOWER_LOGGER, log
 
 from coterie import __version__, fitting, wire
 from coterie.deploy.server import Store, carry_through, logged
-from coterie.engines.flower.apps import APP_MESSAGE, About, checked_parts, digest_of
+from coterie.engines.flower.apps import APP_MESSAGE, PARTS, About, digest_of
 from coterie.engines.flower.arrays import STATISTICS, ArrayNet
 from coterie.engines.flower.engine import FlowerEngine, Task, Waiting
 from coterie.engines.flower.messages import GridTransport
@@ -100,7 +100,11 @@ class CoterieStrategy(Strategy):
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
             raise SettingsError(f"a method is needed, such as coterie.FedAvg(), not {type(self.method).__name__}")
-        self.parts = checked_parts(self.parts)
+        if self.method.reads_test_data:
+            raise SettingsError(f"{self.method.name} reads test data with these settings: no client allows that")
+        for part in self.parts:
+            if part not in PARTS:
+                raise SettingsError(f"parts={part!r}: some of {', '.join(PARTS)}")
         self.out = None if self.out is None else Path(self.out)
         self._waiting(1.0)
 
@@ -138,6 +142,7 @@ class CoterieStrategy(Strategy):
         advice = "start the app again when they are back" + (", and it goes on" if self.out else "")
         engine = FlowerEngine(net, Task((), (), net.name), transport, self._waiting(timeout), advice=advice)
         fed = Federation(engine, self.seed)
+        method.check(fed)
         outcome = Result()
         follower = _Follower(method, fed, net, transport, outcome, evaluate_fn)
         follower.evaluate(0, initial_arrays)

@@ -14,7 +14,8 @@ belongs to, and its trained model.
 
 Where the paper leaves things open: a group's mean is weighted by samples (the paper's clients have equally many), a
 model that nobody chose stays as it is, and a loss that is not a number is never the lowest. The authors' code draws
-the initial models anew until every group attracts enough clients, which the text does not say: `init_retry`.
+the initial models anew until every group attracts enough clients, which the text does not say: `init_retry`. Public
+code also lets clients choose by their test data, which `compat` repeats.
 """
 
 from typing import Literal
@@ -26,7 +27,7 @@ from coterie.clients import Clients
 from coterie.errors import SettingsError
 from coterie.federation import Federation
 from coterie.method import Method, method
-from coterie.programs import Outputs, program
+from coterie.programs import Outputs, choose, program
 from coterie.serving import Served
 from coterie.training import LocalTraining
 from coterie.weights import Models
@@ -60,6 +61,10 @@ class IFCA(Method):
     weighting: Literal["samples", "uniform"] = "samples"
     """Clients of a group count by their number of samples, or all the same."""
 
+    compat: bool = False
+    """Let clients choose by accuracy on their own test data, as the code does (PACFL's) that FLIS's comparison seems to
+    rest on, and which scores the view `last`. For reproduction."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.clusters < 1:
@@ -68,6 +73,11 @@ class IFCA(Method):
             raise SettingsError(f"init_retry={self.init_retry}: 0 or more")
         if not 0 <= self.init_balance <= 1:
             raise SettingsError(f"init_balance={self.init_balance}: in [0, 1]")
+
+    @property
+    def reads_test_data(self) -> bool:
+        """Under `compat`."""
+        return self.compat
 
     def begin(self, fed: Federation) -> State:
         """Models from different seeds; if asked, the best balanced of several draws, or the first that is good."""
@@ -85,7 +95,7 @@ class IFCA(Method):
     def round(self, fed: Federation, state: State) -> State:
         """Send all models out; each moves to the mean of what the clients that chose it have made of it."""
         cohort = fed.sample(self.participation)
-        replies = fed.run(choose_and_train, cohort, shared=state.models, local=self.local)
+        replies = fed.run(choose_and_train, cohort, shared=state.models, local=self.local, on_test=self.compat)
         return State(replies.average(self.weighting, by=replies.choice, otherwise=state.models))
 
     def serve(self, fed: Federation, state: State) -> Served:
@@ -94,14 +104,8 @@ class IFCA(Method):
 
 
 @program
-def choose(clients: Clients, models: Models) -> Outputs:
-    """Which of the models has the lowest loss on the client's own training data."""
-    return {"choice": clients.best_fit(models)}
-
-
-@program
-def choose_and_train(clients: Clients, models: Models, local: LocalTraining) -> Outputs:
-    """IFCA's client: train the model that fits best."""
-    choice = clients.best_fit(models)
+def choose_and_train(clients: Clients, models: Models, local: LocalTraining, on_test: bool = False) -> Outputs:
+    """IFCA's client: train the model with the lowest training loss, or `on_test`, with most test samples right."""
+    choice = clients.evaluate(models, "test").accuracy.argmax(dim=1) if on_test else clients.best_fit(models)
     start = models[torch.arange(len(clients), device=choice.device), choice]
     return {"model": clients.train(start, local).models, "choice": choice}

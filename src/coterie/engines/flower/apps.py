@@ -34,7 +34,7 @@ from coterie.data.population import Shard
 from coterie.engines.flower.arrays import ArrayNet, Arrays
 from coterie.engines.flower.messages import packed, unpacked
 from coterie.engines.flower.site import RealSite, Rules
-from coterie.errors import CoterieError, SettingsError
+from coterie.errors import CoterieError
 from coterie.letters import Letters
 from coterie.memory import Memory
 from coterie.training import LocalTraining, Objective, cross_entropy
@@ -362,11 +362,3 @@ class AppClients(Clients):
 def _named(metrics: Mapping[str, Any], word: str) -> str | None:
     """The first number among the metrics whose name has a word in it."""
     return next((n for n, value in metrics.items() if word in n.lower() and isinstance(value, int | float)), None)
-
-
-def checked_parts(parts: Sequence[str]) -> tuple[str, ...]:
-    """Parts of clients' data that there are."""
-    for part in parts:
-        if part not in PARTS:
-            raise SettingsError(f"parts={part!r}: some of {', '.join(PARTS)}")
-    return tuple(parts)

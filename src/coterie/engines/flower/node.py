@@ -6,17 +6,27 @@ here, which stays in memory with its net and its data: bundles are never fetched
 """
 
 import logging
+import socket
+import ssl
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 from flwr.app import Error, Message
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
 from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
+from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.fleet_http_connection import http_request_response
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from coterie.engines.flower.messages import MESSAGE_TYPE, packed, unpacked
 from coterie.engines.flower.site import RealSite
@@ -29,6 +39,12 @@ log = logging.getLogger("coterie")
 
 _POLL = 0.2
 """Seconds between looks for messages."""
+
+_ADMISSION = 2.5 * HEARTBEAT_DEFAULT_INTERVAL
+"""Seconds after which a server that does not let this site in will not do so any more: two heartbeats and some."""
+
+_PAUSE = 3.0
+"""Seconds between tries to be let in."""
 
 _REFUSED = 1
 """Flower's code for an error of no special kind."""
@@ -56,6 +72,8 @@ def serve(site: RealSite, superlink: str, ca: Path, key: Path, ready: Callable[[
     private = _private_key(key)
     if not ca.is_file():
         raise SettingsError(f"{ca}: no such file; it is the certificate of the federation's authority")
+    _check_server(superlink, ca)
+    _await_admission(superlink, ca, private)
     keys = (private, private.public_key())
     with http_request_response(superlink, False, str(ca), keys) as connection:
         node, receive, send, _, _, pull, push, confirm = connection
@@ -86,6 +104,52 @@ def _answer(site: RealSite, received: Any, pull: Any, confirm: Any, send: Any, p
         objects, answer_tree = get_all_nested_objects(answer), get_object_tree(answer)
         wanted, session = send(answer, answer_tree, time.monotonic() - started)
         push_objects(objects, lambda name, content: push(run, session, name, content), object_ids_to_push=wanted)
+
+
+def _check_server(superlink: str, ca: Path) -> None:
+    """Refuse a server that the federation's authority has not signed for; one that is not there yet is waited for."""
+    host, _, port = superlink.rpartition(":")
+    if not host or not port.isdecimal():
+        raise SettingsError(f"superlink={superlink}: write host:port, e.g. federation.example.org:8000")
+    try:
+        trusted = ssl.create_default_context(cafile=str(ca))
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=10) as plain:
+            trusted.wrap_socket(plain, server_hostname=host.strip("[]")).close()
+    except ssl.SSLError as error:
+        raise CoterieError(
+            f"the server at {superlink} does not identify itself with a certificate of the authority in {ca} ({error})"
+        ) from error
+    except OSError as error:
+        log.info("waiting for the server at %s (%s)", superlink, error)
+
+
+def _await_admission(superlink: str, ca: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    """Wait until the server lets this node in.
+
+    It does not as long as it takes the node for connected, which after a crash lasts until a heartbeat is missed.
+    Flower's connection would end the process at the first refusal.
+    """
+    public = public_key_to_bytes(key.public_key())
+    request = ActivateNodeRequest(public_key=public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+    interceptors: list[ProtobufClientInterceptor] = [
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(key, key.public_key()),
+    ]
+    deadline = time.monotonic() + _ADMISSION
+    with FleetHttpClient.from_server_address(superlink, False, str(ca), interceptors) as client:
+        while True:
+            try:
+                node = client.ActivateNode(request).node_id
+                client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+                return
+            except httpx.TransportError:
+                deadline = time.monotonic() + _ADMISSION  # it is not there; that is no refusal
+            except httpx.HTTPStatusError as error:
+                reason = "its key is not registered there, or is in use by another process"
+                if time.monotonic() > deadline:
+                    raise CoterieError(f"the server at {superlink} does not let this site in: {reason}") from error
+                log.info("the server at %s does not let this site in yet: %s", superlink, reason)
+            time.sleep(_PAUSE)
 
 
 def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:

@@ -200,7 +200,10 @@ def _round(value: Any) -> Round:
     kinds = {item.name: type(item.default) for item in fields(Round)}
     if not isinstance(value, dict) or any(type(value.get(name)) is not kind for name, kind in kinds.items()):
         raise CoterieError("a message that does not say where in a run it is")
-    return Round(**{name: value[name] for name in kinds})
+    made = Round(**{name: value[name] for name in kinds})
+    if made.test_data:
+        raise CoterieError("a method that reads test data: at a site it is for scoring only")
+    return made
 
 
 def _version(value: Any) -> Version | None:

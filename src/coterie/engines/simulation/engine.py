@@ -169,8 +169,13 @@ class Simulation:
     def server_clients(self, at: Round) -> Clients:
         """The `Clients` interface over what the server itself holds."""
         server = -len(self.server) - 1
-        if not len(self._site.shards[server].train):
-            raise CoterieError("the server holds no samples: set server_samples")
+        held = self._site.shards[server]
+        if not len(held.train):
+            raise CoterieError("the server holds no samples: set server_samples, e.g. --server-samples 500")
+        if not at.test_data and np.isin(held.train, held.test).any():
+            raise CoterieError(
+                "server_from=test: test data is for scoring only, and this method does not say it reads it"
+            )
         return self._site.clients([server], at)
 
     # What clients keep
