@@ -3,6 +3,7 @@
 import importlib
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -33,6 +34,7 @@ with warnings.catch_warnings():  # a library for command lines that Flower impor
     from coterie.engines.flower.messages import packed, unpacked
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
+GUIDE = (EXAMPLE / "README.md").read_text(encoding="utf-8")
 SIZES = (30, 12, 21)
 
 
@@ -73,7 +75,7 @@ def data_of(partition):
     return x, (-1) ** partition * x.sum(axis=1) + 0.1
 
 
-def app_for(make, seen=None, **options):
+def app_for(make, seen=None, told=None, **options):
     """A small app with handlers as Flower's examples have them, in float64: one step downhill."""
     app = make(**options)
     seen = [] if seen is None else seen
@@ -94,8 +96,8 @@ def app_for(make, seen=None, **options):
         arrays["hidden.weight"] -= rate * back.T @ x
         arrays["hidden.bias"] -= rate * back.sum(axis=0)
         arrays["head.weight"] -= rate * hidden.T @ error / len(x)
-        metrics = MetricRecord({"train_loss": float((error**2).mean()), "num-examples": len(x)})
-        content = {"arrays": record_of(**arrays), "metrics": metrics}
+        metrics = {"train_loss": float((error**2).mean()), "num-examples": len(x), **(told or {})}
+        content = {"arrays": record_of(**arrays), "metrics": MetricRecord(metrics)}
         return Message(RecordDict(content), reply_to=message)
 
     @app.evaluate()
@@ -585,6 +587,26 @@ def test_what_an_app_cannot_do_is_said_clearly(method, reason, flower):
         started(flower, method, app=app_for(flower.ClientApp, allow=["*"]))
 
 
+IN_AN_APP = re.findall(r"`([a-z-]+)`", re.search(r"^Run:(.*?)\n\n", GUIDE, re.DOTALL | re.MULTILINE).group(1))
+
+
+def run_of(flower, name):
+    strategy = flower.strategy(coterie.methods.make(name), patience=0)
+    strategy.start(grid_of(app_for(flower.ClientApp), nodes=4), initial(), num_rounds=2, train_config=config())
+    return strategy.result
+
+
+@pytest.mark.parametrize("name", IN_AN_APP)
+def test_methods_that_the_guide_names_run_in_an_app(name, flower):
+    assert [client["rounds_taken_part"] for client in run_of(flower, name).clients] == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("name", sorted(set(coterie.methods) - set(IN_AN_APP)))
+def test_all_others_say_why_not(name, flower):
+    with pytest.raises(CoterieError, match=r"cannot give|does not tell|samples"):
+        run_of(flower, name)
+
+
 def test_fedprox_without_a_pull_runs_as_fedavg(flower):
     _, ours = started(flower, coterie.FedProx(mu=0.0))
     _, fedavg = started(flower, coterie.FedAvg())
@@ -595,6 +617,15 @@ def test_a_client_knows_its_size_once_it_has_trained(flower):
     method = asking(know_sizes)
     started(flower, method, app=app_for(flower.ClientApp, allow=["*"]))
     assert method.replies[-1].sizes.flatten().tolist() == list(SIZES)
+
+
+def test_an_app_can_tell_how_many_steps_it_took(flower):
+    app = app_for(flower.ClientApp, told={"num-steps": 5})
+    strategy, ours = started(flower, coterie.FedNova(), app=app)
+    _, fedavg = started(flower, coterie.FedAvg())
+    same(ours.arrays, fedavg.arrays)  # equally many steps: FedNova is FedAvg
+    assert [client["steps"] for client in strategy.result.clients] == [15, 15, 15]
+    assert ours.train_metrics_clientapp[1]["num-steps"] == 5
 
 
 def test_only_programs_that_the_app_allows_are_run(flower, caplog):
@@ -669,6 +700,8 @@ def test_bad_options_are_refused_at_once(flower):
         flower.strategy(coterie.FedAvg(), parts=["tests"])
     with pytest.raises(SettingsError, match="min_sites=0"):
         flower.strategy(coterie.FedAvg(), min_sites=0)
+    with pytest.raises(SettingsError, match="reads test data with these settings"):
+        flower.strategy(coterie.methods.make("flis-dc", compat=True))
     with pytest.raises(SettingsError, match="client_fn"):
         flower.ClientApp(lambda context: None)
 

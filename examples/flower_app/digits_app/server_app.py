@@ -5,7 +5,6 @@ from flwr.app import ArrayRecord, ConfigRecord, Context
 from flwr.serverapp import Grid, ServerApp
 
 import coterie
-import coterie.flower
 from digits_app.task import Net
 
 app = ServerApp()
