@@ -366,6 +366,15 @@ def test_an_app_with_one_evaluation_set_has_no_validation_data(flower):
     assert strategy.result.summary["best_round"] is None
 
 
+def test_an_app_whose_clients_hold_no_test_data_is_scored_on_validation_data(flower):
+    calls = []
+    app = app_for(flower.ClientApp, calls)
+    strategy, _ = started(flower, coterie.IFCA(clusters=2), rounds=1, app=app, parts=("train", "validation"))
+    assert {config["coterie-part"] for kind, _, config in calls if kind == "evaluate"} == {"train", "validation"}
+    assert strategy.result.summary["accuracy_mean"] is None
+    assert strategy.result.summary["best_round"]["round"] == 1
+
+
 def test_an_app_without_an_evaluate_handler_trains_all_the_same(flower):
     calls = []
     app = app_for(flower.ClientApp, calls)
@@ -514,7 +523,7 @@ def test_nodes_are_called_as_they_say(flower):
     strategy, _ = started(flower, coterie.FedAvg(), rounds=1, grid=grid)
     assert [client["client"] for client in strategy.result.clients] == ["Köln/../Mitte", "partition-1", "partition-2"]
     folders = {path.name for path in (Path(os.environ["COTERIE_STATE"]) / "apps").iterdir()}
-    assert folders == {"K%C3%B6ln%2F..%2FMitte", "partition-1", "partition-2"}
+    assert folders == {"K%C3%B6ln%2F%2E%2E%2FMitte", "partition-1", "partition-2"}
 
 
 # What cannot be done
@@ -755,7 +764,7 @@ def test_the_example_runs_on_real_nodes(tmp_path):
         run = [str(binaries / "flwr"), "run", str(EXAMPLE), "here", "--stream", "--run-config", settings]
         started = time.monotonic()
         while not (out / "summary.json").is_file():
-            done = subprocess.run(run, env={**os.environ, **environment}, capture_output=True, text=True, timeout=400)
+            done = subprocess.run(run, env={**os.environ, **environment}, capture_output=True, text=True, timeout=540)
             # The SuperLink may not listen yet.
             assert done.returncode == 0 or time.monotonic() - started < 60, done.stdout + done.stderr
     finally:

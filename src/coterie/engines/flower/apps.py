@@ -93,7 +93,7 @@ def digest_of(about: bytes) -> str:
 def reply_of_app(message: Message, context: Context, handler: Handler, allow: Sequence[str]) -> Message:
     """What an app's client answers to a message with a program; `handler` takes ordinary messages to the app."""
     name = _name_of(context)
-    folder = Path(os.environ.get("COTERIE_STATE") or platformdirs.user_state_dir("coterie")) / "apps" / quote(name, "")
+    folder = Path(os.environ.get("COTERIE_STATE") or platformdirs.user_state_dir("coterie")) / "apps" / _file_name(name)
     asked: AppSite | None = None
     try:
         parts = unpacked(message.content)
@@ -112,9 +112,14 @@ def reply_of_app(message: Message, context: Context, handler: Handler, allow: Se
 def _name_of(context: Context) -> str:
     """What a node is called: as its configuration says, by its partition, or by its number."""
     config = context.node_config
-    if "name" in config:
+    if config.get("name"):
         return str(config["name"])
     return f"partition-{config['partition-id']}" if "partition-id" in config else f"node-{context.node_id}"
+
+
+def _file_name(name: str) -> str:
+    """A name as that of a folder, which leads nowhere else."""
+    return quote(name, safe="").replace(".", "%2E")
 
 
 def _told(parts: Mapping[str, bytes], folder: Path) -> About:
@@ -339,8 +344,8 @@ class AppClients(Clients):
             )
         several = len(models.shape) > 1
         rows = models[0] if several else models
-        # An app with one evaluation set has nothing apart for validation; it decides what it takes for training data.
-        asked = known and (on in known or on != "validation")
+        # An app that does not tell parts apart has one evaluation set, which then stands for the training data too.
+        asked = on in known or (on == "train" and len(known) > 0)
         scores = [self._one(rows[place], on) if asked else (np.nan, np.nan, 0) for place in range(len(rows))]
         accuracy, loss, samples = (torch.tensor([values], dtype=torch.float64) for values in zip(*scores, strict=True))
         correct, loss_sum = (values if several else values[:, 0] for values in (accuracy * samples, loss * samples))
