@@ -295,9 +295,12 @@ def show(
     for run in stored:
         if run.summary is None:
             done, total = run.rounds[-1]["round"] if run.rounds else 0, run.settings["method"].get("rounds", "?")
-            real = "task" in run.settings
-            again = f"coterie deploy resume {run.path}" if real else f"coterie run --resume --out {run.path}"
-            tell(f"{run.path}:", f"{done} of {total} rounds done; to go on: {again}", errors if as_json else console)
+            again = f"to go on: coterie run --resume --out {run.path}"
+            if "task" in run.settings:
+                again = f"to go on: coterie deploy resume {run.path}"
+            elif "app" in run.settings:
+                again = "it goes on when its Flower app is started again"
+            tell(f"{run.path}:", f"{done} of {total} rounds done; {again}", errors if as_json else console)
     if as_json:
         summaries = [run.summary for run in finished]
         _print_json(summaries[0] if len(stored) == 1 and summaries else summaries)

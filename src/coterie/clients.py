@@ -19,7 +19,7 @@ from coterie.forms import Form
 from coterie.letters import Letter, Letters, checked_content
 from coterie.memory import Memory, Value
 from coterie.nets.net import Net
-from coterie.randomness import generator, torch_generator
+from coterie.randomness import generator
 from coterie.training import Lane, LocalTraining, Objective, Terms, Trained, cross_entropy
 from coterie.weights import Changes, Models
 
@@ -411,5 +411,5 @@ def new_models(net: Net, seed: int, count: int | None = None, first: int = 0) ->
     `first` leaves out so many of them, for another draw.
     """
     numbers = range(first, first + (count or 1))
-    rows = [Models(net, *net.initial(torch_generator(seed, "net", number))) for number in numbers]
+    rows = [Models(net, *net.new(seed, number)) for number in numbers]
     return rows[0] if count is None else Models.stack(rows)

@@ -86,7 +86,7 @@ def fit(
     that end in `seconds` differ.
     """
     scoring = scoring or Scoring()
-    if scoring.top >= fed.net.classes:
+    if 0 < fed.net.classes <= scoring.top:
         raise SettingsError(f"top={scoring.top}: with {fed.net.classes} classes every prediction would be right")
     truth = fed.true_groups if true_groups is None else np.asarray(true_groups)
     fed.begin(method.rounds, keep_last="last" in scoring.views, test_data=method.reads_test_data)

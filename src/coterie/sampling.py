@@ -86,7 +86,7 @@ def draw(chances: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 def chances_by_size(sizes: np.ndarray, rows: int) -> np.ndarray:
     """Chances by which clients of like size share a row: poured in the order of their size (algorithm 1)."""
-    sizes = np.asarray(sizes, dtype=np.int64)
+    sizes = _counted(sizes)
     table = np.zeros((rows, len(sizes)), dtype=np.int64)
     _pour(table, np.argsort(-sizes, kind="stable"), rows * sizes, sizes.sum())
     return table / sizes.sum()
@@ -98,7 +98,7 @@ def chances_by_similarity(sizes: np.ndarray, rows: int, distances: np.ndarray) -
     Ward's tree is cut into the largest groups that fit into a row; the largest of them get a row each, and the others
     fill what is left. A client with more samples than a row holds has rows of its own first.
     """
-    sizes = np.asarray(sizes, dtype=np.int64)
+    sizes = _counted(sizes)
     capacity = sizes.sum()
     table = np.zeros((rows, len(sizes)), dtype=np.int64)
     whole, amounts = np.divmod(rows * sizes, capacity)
@@ -110,6 +110,13 @@ def chances_by_similarity(sizes: np.ndarray, rows: int, distances: np.ndarray) -
         row[group] = amounts[group]
     _pour(free, np.concatenate([*ranked[len(free) :], []]).astype(np.int64), amounts, capacity)
     return table / capacity
+
+
+def _counted(sizes: np.ndarray) -> np.ndarray:
+    sizes = np.asarray(sizes, dtype=np.int64)
+    if not sizes.sum() > 0:
+        raise SettingsError("sizes: nobody has counted samples yet, by which clients are to be drawn")
+    return sizes
 
 
 def _pour(table: np.ndarray, order: np.ndarray, amounts: np.ndarray, capacity: int) -> None:

@@ -14,7 +14,7 @@ from coterie.deploy.server import Deployment, run_over
 from coterie.deploy.site import SiteSettings
 from coterie.engines.flower.engine import RoundLostError, Task, TooFewSitesError, Waiting
 from coterie.engines.simulation import Computing
-from coterie.errors import SettingsError
+from coterie.errors import ProgramError, SettingsError
 from coterie.federation import Federation
 from coterie.sealing import Identity, write_peers
 from coterie.weights import Models
@@ -199,9 +199,8 @@ def test_no_site_lets_a_method_read_test_data(wires, tmp_path, monkeypatch):
     with pytest.raises(SettingsError, match="flis-dc reads test data with these settings: no site allows that"):
         deployment(leaky, server="test_flower:held")
     monkeypatch.setattr(Deployment, "__post_init__", lambda self: None)
-    with pytest.raises(RoundLostError):
+    with pytest.raises(ProgramError, match="at a site it is for scoring only"):
         run_over(deployment(leaky, server="test_flower:held"), wires, tmp_path / "run")
-    assert "at a site it is for scoring only" in (tmp_path / "run/log.txt").read_text()
 
 
 def test_a_run_that_was_stopped_goes_on_to_the_same_end(wires, sites, tmp_path):
@@ -318,6 +317,25 @@ def test_a_round_that_too_few_answer_is_run_again(wires, tmp_path):
         "1 of 3 sites answered, at least 2 are needed; the round is tried again"
         in (tmp_path / "run" / "log.txt").read_text()
     )
+
+
+def test_a_program_that_no_site_can_run_stops_the_run_at_once(wires, tmp_path):
+    wires.twist = lambda node, number, answer: wire.dump({"failed": "no memory"}) if number > 9 else answer
+    with pytest.raises(ProgramError, match="round 2, no site can: no memory"):
+        run_over(deployment(coterie.FedAvg(rounds=3, batch=8)), wires, tmp_path / "run")
+    assert wires.count == 12
+
+
+def test_a_site_counts_with_the_samples_that_it_last_told(wires, tmp_path):
+    def twist(node, number, answer):
+        content = wire.load(answer, {"mlp": simulated().net}) if number in (4, 5) else None
+        return answer if content is None else wire.dump({**content, "samples": 1000 if number == 4 else True})
+
+    wires.twist = twist
+    result = run_over(deployment(coterie.FedAvg(rounds=1, batch=8)), wires, tmp_path / "run")
+    assert [client["samples"] for client in result.clients] == [28, 23, 18]  # scoring told the truth again
+    alone = coterie.FedAvg(rounds=1, batch=8).fit(simulated())
+    assert abs(result.rounds[0]["loss_mean"] - alone.rounds[0]["loss_mean"]) > 1e-6
 
 
 def test_a_round_that_is_lost_again_and_again_stops_the_run(wires, tmp_path):

@@ -40,7 +40,7 @@ def test_the_mean_over_all_draws_is_the_mean_by_samples():
     fed.begin(1)
     fed.start_round(1)
     trained = fed.run(train, shared=fed.new_model(), local=made.local).model
-    chances = sampling.by_size(fed.sizes.numpy(), 2)
+    chances = sampling.chances_by_size(fed.sizes.numpy(), 2)
     expected = torch.from_numpy(chances.mean(axis=0)) @ trained
     assert apart(expected, coterie.FedAvg(rounds=1).fit(fed).state.model) < 1e-12
 

@@ -2,10 +2,10 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,17 +18,18 @@ from coterie.engines.flower.engine import FlowerEngine, RoundLostError, Task, Tr
 from coterie.engines.simulation.engine import Computing, server_parts
 from coterie.errors import SettingsError, unknown
 from coterie.federation import Federation
-from coterie.fitting import Observer, Result, fit
+from coterie.fitting import Checkpoint, Observer, Record, Result, fit
 from coterie.forms import form_named
 from coterie.lab.folder import RunFolder
 from coterie.method import Method
 from coterie.methods import methods
 from coterie.nets import make_net
+from coterie.nets.net import Net
 from coterie.registry import checked
 from coterie.scoring import Scoring
 from coterie.settings import FORMAT, as_toml, check_format, made_of, read_table, section_of
 
-__all__ = ["Deployment", "run_over"]
+__all__ = ["Deployment", "Store", "carry_through", "logged", "run_over"]
 
 log = logging.getLogger("coterie")
 
@@ -135,45 +136,62 @@ def run_over(deployment: Deployment, transport: Transport, out: Path, observers:
     engine = deployment.engine(transport)
     fed = Federation(engine, deployment.seed)
     describe = {"data": deployment.task.name, "split": "sites", "net": deployment.task.net}
-    out.mkdir(parents=True, exist_ok=True)
+    with logged(out):
+        return carry_through(deployment.method, fed, engine, folder, deployment.scoring, observers, describe)
+
+
+class Store(Observer, Protocol):
+    """An observer that keeps the newest checkpoint of a run."""
+
+    def open(self, net: Net, resume: bool) -> Checkpoint | None:
+        """The checkpoint to go on from, if there is one."""
+        ...
+
+
+def carry_through(
+    method: Method,
+    fed: Federation,
+    engine: FlowerEngine,
+    store: Store,
+    scoring: Scoring,
+    observers: Sequence[Observer] = (),
+    describe: Record | None = None,
+) -> Result:
+    """Run a method to its end, and a round again that too few sites answer, from what the store has of the last."""
     lost, attempts = 0, 0
-    with logged(out / "log.txt"):
-        while True:
-            checkpoint = folder.open(fed.net, resume=True)
-            try:
-                engine.gather(first=checkpoint is None)
-                log.info("%s", fed.explain())
-                return fit(
-                    deployment.method,
-                    fed,
-                    scoring=deployment.scoring,
-                    observers=[*observers, folder],
-                    resume=checkpoint,
-                    describe=describe,
-                )
-            except RoundLostError as error:
-                attempts = attempts + 1 if fed.round == lost else 1
-                lost = fed.round
-                if attempts >= _ATTEMPTS:
-                    log.error("%s; tried %d times", error, attempts)
-                    raise
-                log.warning("%s; the round is tried again", error)
-            except Exception as error:
-                log.error("stopped: %s", error)
+    while True:
+        checkpoint = store.open(fed.net, resume=True)
+        try:
+            engine.gather(first=checkpoint is None)
+            log.info("%s", fed.explain())
+            return fit(
+                method, fed, scoring=scoring, observers=[*observers, store], resume=checkpoint, describe=describe
+            )
+        except RoundLostError as error:
+            attempts = attempts + 1 if fed.round == lost else 1
+            lost = fed.round
+            if attempts >= _ATTEMPTS:
+                log.error("%s; tried %d times", error, attempts)
                 raise
+            log.warning("%s; the round is tried again", error)
+        except Exception as error:
+            log.error("stopped: %s", error)
+            raise
 
 
 @contextmanager
-def logged(path: Path) -> Iterator[None]:
-    """Write what Coterie logs to a file, too."""
-    handler = logging.FileHandler(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    level = log.level
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
+def logged(out: Path | None, *handlers: logging.Handler) -> Iterator[None]:
+    """Write what Coterie logs into a run's folder, if it has one, and hand it to these handlers."""
+    with ExitStack() as stack:
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            file = logging.FileHandler(out / "log.txt", encoding="utf-8")
+            file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+            stack.callback(file.close)
+            handlers = (*handlers, file)
+        for handler in handlers:
+            log.addHandler(handler)
+            stack.callback(log.removeHandler, handler)
+        stack.callback(log.setLevel, log.level)
+        log.setLevel(logging.INFO)
         yield
-    finally:
-        log.setLevel(level)
-        log.removeHandler(handler)
-        handler.close()

@@ -24,7 +24,7 @@ from coterie.settings import check_format, made_of, read_table, section_of
 
 __all__ = ["ALLOWED", "PARTS", "SiteSettings", "load_own", "scaled"]
 
-ALLOWED = ("coterie.programs.*", "coterie.scoring.*", "coterie.methods.*")
+ALLOWED = ("coterie.*",)
 """Programs that run unless the site says otherwise: those that come with Coterie."""
 
 PARTS = ("train", "validation", "test")

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,12 +18,37 @@ from coterie.memory import Memory, Value
 from coterie.nets.net import Net
 from coterie.weights import Stack
 
-__all__ = ["Result", "Site", "device_of", "joined", "part_of", "run_chunk"]
+__all__ = ["Host", "Result", "Site", "device_of", "joined", "part_of", "run_chunk"]
+
+
+class Host(Protocol):
+    """What a process needs to stand for clients."""
+
+    @property
+    def net(self) -> Net:
+        """The net that is trained."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where programs get their inputs."""
+        ...
+
+    @property
+    def samples(self) -> int | None:
+        """Training samples of the first client; nothing while nobody has counted them."""
+        ...
+
+    def clients(
+        self, positions: Iterable[int], at: Round, memory: Memory | None = None, letters: Letters | None = None
+    ) -> Clients:
+        """Clients by their positions."""
+        ...
 
 
 @dataclass(frozen=True)
 class Site:
-    """What a process needs to stand for clients: their data, the net, and how to compute."""
+    """A host that has the clients' data, the net, and a way to compute."""
 
     net: Net
     pool: Pool
@@ -30,6 +56,16 @@ class Site:
     common: np.ndarray
     """The global test set, as places in the pool."""
     form: Form
+
+    @property
+    def device(self) -> torch.device:
+        """Where the data is."""
+        return self.pool.device
+
+    @property
+    def samples(self) -> int:
+        """Training samples of the first client."""
+        return len(self.shards[0].train)
 
     def clients(
         self, positions: Iterable[int], at: Round, memory: Memory | None = None, letters: Letters | None = None
@@ -43,15 +79,15 @@ Result = tuple[dict[str, Value], dict[str, Value], list[Letter]]
 """A program's outputs, what the clients keep, and what they have written to others."""
 
 
-def run_chunk(call: Call, memory: Memory, site: Site) -> Result:
+def run_chunk(call: Call, memory: Memory, site: Host) -> Result:
     """Run a program on clients together.
 
     If it fails, it is run for each client alone to find out for which.
     """
     clients = site.clients(call.clients, call.at, memory, call.letters)
-    inputs = {name: value.to(site.pool.device) for name, value in call.each.items()}
+    inputs = {name: value.to(site.device) for name, value in call.each.items()}
     for name, value in call.shared.items():
-        inputs[name] = _expanded(value.to(site.pool.device), len(clients))
+        inputs[name] = _expanded(value.to(site.device), len(clients))
     try:
         outputs = call.program(clients, **inputs, **call.settings)
     except torch.OutOfMemoryError:

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from coterie.errors import SettingsError
 from coterie.nets.layers import Pass, adopt, passing
+from coterie.randomness import torch_generator
 
 __all__ = ["Factory", "Layout", "Net"]
 
@@ -61,7 +62,7 @@ def _packed(tensor: Tensor) -> Tensor:
 
 def _unpacked(part: Tensor, lead: Sequence[int], shape: Sequence[int]) -> Tensor:
     if len(shape) != 4:
-        return part.reshape(*lead, *shape)
+        return part.reshape((*lead, *shape))
     out, channels, height, width = shape
     last = len(lead)
     return part.reshape(*lead, out, height, width, channels).movedim(last + 3, last + 1)
@@ -69,6 +70,9 @@ def _unpacked(part: Tensor, lead: Sequence[int], shape: Sequence[int]) -> Tensor
 
 class Net:
     """A module's function, with its trained parameters and its buffers as flat vectors."""
+
+    classes: int
+    """How many classes there are; 0 where only the clients know."""
 
     def __init__(
         self,
@@ -135,6 +139,10 @@ class Net:
         tensors = dict(module.named_parameters()) | dict(module.named_buffers())
         parameters, buffers = self.parameters.flatten(tensors), self.buffers.flatten(tensors)
         return parameters.detach().to(self.device, self.dtype), buffers.detach().to(self.device, self.dtype)
+
+    def new(self, seed: int, number: int) -> tuple[Tensor, Tensor]:
+        """The parameters [P] and buffers [Q] that models of a seed start from; each number gives others."""
+        return self.initial(torch_generator(seed, "net", number))
 
     def __call__(self, parameters: Tensor, buffers: Tensor, inputs: Sequence[Any], current: Pass) -> tuple[Any, Tensor]:
         """The module's output for one model, and the buffers after it."""

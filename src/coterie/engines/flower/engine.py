@@ -20,7 +20,7 @@ from coterie.clients import Clients, Round
 from coterie.engines.chunk import Site, joined, part_of, run_chunk
 from coterie.engines.flower.site import PROTOCOL
 from coterie.engines.flower.versions import Version
-from coterie.errors import CoterieError, NoAnswerError, SettingsError
+from coterie.errors import CoterieError, NoAnswerError, ProgramError, SettingsError
 from coterie.federation import Answers, Call
 from coterie.letters import Letter, Letters
 from coterie.memory import Memory, Value
@@ -117,6 +117,7 @@ class _Known:
 
     name: str
     samples: int
+    """Training samples; 0 while the site has not counted them."""
     node: int | None
     """The node it is at now; None while it is away."""
     accepted: Version | None = None
@@ -135,6 +136,8 @@ class FlowerEngine:
     waiting: Waiting = field(default_factory=Waiting)
     own: Site | None = None
     """What the server itself holds: first its own samples, then the parts of the global test set."""
+    advice: str = "when they are back, go on with `coterie deploy resume`"
+    """What to do when too few sites are there."""
 
     def __post_init__(self) -> None:
         self._sites: list[_Known] = []
@@ -143,6 +146,7 @@ class FlowerEngine:
         self._round = 0
         self._announcements: dict[str, bytes] = {}
         self._shapes: dict[tuple[str, str], Any] = {}
+        self._complaints: dict[str, str] = {}
         self.server: Sequence[int] = range(-len(self.own.shards) + 1, 0) if self.own else range(0)
 
     # Who is there
@@ -154,7 +158,7 @@ class FlowerEngine:
 
     @property
     def sizes(self) -> list[int]:
-        """Training samples of each site, as it said when it joined."""
+        """Training samples of each site, as it last said; 0 while it has not counted them."""
         return [site.samples for site in self._sites]
 
     def present(self) -> np.ndarray:
@@ -190,7 +194,7 @@ class FlowerEngine:
             if time.monotonic() >= deadline:
                 raise TooFewSitesError(
                     f"{there} of at least {count} sites are there after {self.waiting.patience:g} s of waiting; "
-                    "when they are back, go on with `coterie deploy resume`"
+                    + self.advice
                 )
             if not told:
                 log.info("waiting for sites: %d of %d are there", there, count)
@@ -225,10 +229,10 @@ class FlowerEngine:
             self._strangers.add(node)
         elif known is not None:
             log.info("site %s is back", name)
-            known.node, known.samples = node, hello["samples"]
+            known.node, known.samples = node, hello["samples"] or known.samples
         else:
-            log.info("site %s has joined, with %d training samples", name, hello["samples"])
-            self._sites.append(_Known(name, hello["samples"], node))
+            log.info("site %s has joined, with %s training samples", name, hello["samples"] or "uncounted")
+            self._sites.append(_Known(name, hello["samples"] or 0, node))
 
     def _mismatch(self, hello: Mapping[str, Any]) -> str | None:
         """What in a site's greeting does not fit this task, if anything."""
@@ -246,7 +250,7 @@ class FlowerEngine:
             if hello.get(name) != value:
                 return f"its {name} is {_brief(hello.get(name))}, the task's is {_brief(value)}"
         called, samples = hello.get("name"), hello.get("samples")
-        if not isinstance(called, str) or not called or not isinstance(samples, int) or samples < 1:
+        if not isinstance(called, str) or not called or not (samples is None or _positive(samples)):
             return "it does not say its name and its number of samples"
         return None
 
@@ -288,6 +292,7 @@ class FlowerEngine:
         for kind in ("failed", "refused"):
             if kind in answer:
                 log.warning("site %s %s: %s", name, kind, answer[kind])
+                self._complaints[name] = str(answer[kind])
                 return None
         return answer
 
@@ -307,6 +312,7 @@ class FlowerEngine:
                 request = self._request(part_of(call, np.array([row])), self._sites[client])
                 messages[self._node(client)] = {"request": request, "shared": shared}
         who = {self._node(client): self._sites[client].name for client in positions}
+        self._complaints = {}
         answers = self._exchange(messages, who)
         checked = {}
         for client in positions:
@@ -315,9 +321,13 @@ class FlowerEngine:
             if answer is not None and outputs is not None:
                 checked[client] = (answer, outputs)
         checked = self._alike(call.program.name, checked)
+        if who and len(self._complaints) == len(who):  # they would fail again
+            raise ProgramError(f"round {call.at.number}, no site can: {next(iter(self._complaints.values()))}")
         self._enough(call, len(checked))
         letters = []
         for client, (answer, _) in checked.items():
+            if _positive(answer.get("samples")):
+                self._sites[client].samples = answer["samples"]
             if answer["kept"] is True:
                 self._sites[client].current = (call.at.number, call.at.phase)
             letters += answer["letters"]
@@ -442,8 +452,10 @@ class FlowerEngine:
         restored = []
         for entry in content["sites"]:
             now = there.pop(entry["name"], None)
-            node, samples = (None, entry["samples"]) if now is None else (now.node, now.samples)
-            restored.append(_Known(entry["name"], samples, node, entry["version"], entry["version"]))
+            node, samples = (None, 0) if now is None else (now.node, now.samples)
+            restored.append(
+                _Known(entry["name"], samples or entry["samples"], node, entry["version"], entry["version"])
+            )
         newcomers = [_Known(site.name, site.samples, site.node) for site in there.values()]
         self._sites = restored + newcomers
 
@@ -458,6 +470,10 @@ def _shape(outputs: Mapping[str, Value]) -> tuple[Any, ...]:
         tensors = value.tensors if isinstance(value, Stack) else (value,)
         described.append((name, type(value).__name__, *((tensor.shape[1:], str(tensor.dtype)) for tensor in tensors)))
     return tuple(described)
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _brief(value: Any) -> str:

@@ -37,8 +37,8 @@ def unpacked(records: RecordDict) -> dict[str, bytes]:
 class GridTransport:
     """Messages over a Flower grid."""
 
-    def __init__(self, grid: Grid, lifetime: float) -> None:
-        self._grid, self._lifetime = grid, lifetime
+    def __init__(self, grid: Grid, lifetime: float, kind: str = MESSAGE_TYPE) -> None:
+        self._grid, self._lifetime, self._kind = grid, lifetime, kind
 
     def nodes(self) -> set[int]:
         """The nodes that are connected now."""
@@ -47,7 +47,7 @@ class GridTransport:
     def send(self, messages: Mapping[int, Mapping[str, bytes]]) -> dict[int, str]:
         """Send each node its message."""
         made = [
-            Message(packed(parts), dst_node_id=node, message_type=MESSAGE_TYPE, ttl=self._lifetime)
+            Message(packed(parts), dst_node_id=node, message_type=self._kind, ttl=self._lifetime)
             for node, parts in messages.items()
         ]
         # A node that has just gone gets no message, and so gives no answer.
@@ -57,14 +57,17 @@ class GridTransport:
     def receive(self, messages: Collection[str]) -> dict[str, bytes | None]:
         """Answers that have arrived. An error comes from the SuperLink, so only the message that it answers says whose
         it is."""
-        return {reply.metadata.reply_to_message_id: _content(reply) for reply in self._grid.pull_messages(messages)}
+        replies = self._grid.pull_messages(messages)
+        return {reply.metadata.reply_to_message_id: self._content(reply) for reply in replies}
 
+    def _content(self, reply: Message) -> bytes | None:
+        if reply.has_error():
+            log.warning("a node could not answer: %s (error %s)", reply.error.reason, reply.error.code)
+            return None
+        try:
+            return self._answer(reply.metadata.src_node_id, unpacked(reply.content))
+        except CoterieError as error:
+            return str(error).encode()  # nonsense, which the engine reports with the site's name
 
-def _content(reply: Message) -> bytes | None:
-    if reply.has_error():
-        log.debug("error %s: %s", reply.error.code, reply.error.reason)
-        return None
-    try:
-        return unpacked(reply.content).get("answer")
-    except CoterieError as error:
-        return str(error).encode()  # nonsense, which the engine reports with the site's name
+    def _answer(self, node: int, parts: Mapping[str, bytes]) -> bytes | None:
+        return parts.get("answer")

@@ -6,6 +6,7 @@ the site's settings allow; net, data and label set are the site's. Whatever a me
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
@@ -17,7 +18,7 @@ import torch
 
 from coterie import wire
 from coterie.clients import Round
-from coterie.engines.chunk import Site, run_chunk
+from coterie.engines.chunk import Host, run_chunk
 from coterie.engines.flower.versions import Version, Versions
 from coterie.engines.simulation.engine import settled
 from coterie.errors import CoterieError, ProgramError
@@ -47,7 +48,8 @@ class Rules:
     """Programs that the server may ask for, with `*` as a wildcard."""
     shift: tuple[float, ...] = ()
     scale: tuple[float, ...] = ()
-    precision: str = "float32"
+    precision: str | None = "float32"
+    """What the net computes in; nothing leaves torch's settings alone."""
     identity: Path | None = None
     """This site's private identity for letters."""
     peers: Path | None = None
@@ -57,7 +59,7 @@ class Rules:
 class RealSite:
     """One client that answers a server's messages."""
 
-    def __init__(self, rules: Rules, site: Site) -> None:
+    def __init__(self, rules: Rules, site: Host) -> None:
         self._rules, self._site, self._net = rules, site, site.net
         self._nets = {site.net.name: site.net}
 
@@ -93,7 +95,7 @@ class RealSite:
         """Who this is. Nothing else is said before a program is run."""
         return {
             "name": self._rules.name,
-            "samples": len(self._site.shards[0].train),
+            "samples": self._site.samples,
             "labels": list(self._rules.labels),
             "net": self._net.name,
             "shape": list(self._net.shape),
@@ -123,7 +125,8 @@ class RealSite:
         each, settings = _values(asked["each"]), dict(asked["settings"])
         _check_inputs(program, each, _values(shared), settings)
         call = Call(program, np.array([0]), each, _values(shared), settings, at, letters)
-        with settled(self._rules.precision, self._site.pool.device):
+        precision = self._rules.precision
+        with nullcontext() if precision is None else settled(precision, self._site.device):
             outputs, kept, written = run_chunk(call, memory, self._site)
         sealed = self._sealed(written, asked["announcements"], run, at)
         if kept:
@@ -131,7 +134,7 @@ class RealSite:
             version = (at.number, at.phase)
             versions.write(version, memory)
             versions.keep_only([base, builds_on, version])
-        return {"outputs": dict(outputs), "kept": bool(kept), "letters": sealed}
+        return {"outputs": dict(outputs), "kept": bool(kept), "letters": sealed, "samples": self._site.samples}
 
     def _allowed(self, name: str) -> Program:
         if not any(fnmatchcase(name, pattern) for pattern in self._rules.allow):
