@@ -141,6 +141,9 @@ class Keeper:
 
 
 RESUMED = {
+    "autocfl": {},
+    "cafa": {},
+    "cfic": {},
     "fedavg": {"server_momentum": 0.5},
     "fedprox": {},
     "local": {},
@@ -160,12 +163,9 @@ RESUMED = {
     "flis-dc": {},
     "flis-hc": {},
     "compose": {},
-    "autocfl": {},
-    "cafa": {},
-    "cfic": {},
     "fesem": {"clusters": 2},
     "cfl": {"warmup": 1, "mean_norm": 2.0, "client_norm": 0.0, "gamma": None},
-    "fl-hc": {"cluster_round": 2},
+    "fl-hc": {"cluster_round": 2, "adjust": True},
     "hdbscan": {"cluster_round": 2, "recluster_every": 2, "noise": "global"},
     "pacfl": {},
 }

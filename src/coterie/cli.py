@@ -229,6 +229,9 @@ def _compare(
         raise SettingsError(f"out={out}: holds a single run, not a comparison; choose another folder")
     base = _base(settings, out, resume)
     made = [Settings.of(given, name, base, others=chosen) for name in chosen]
+    # All are compared in one world: what the server must hold for one method, it holds for all.
+    held = max(one.world.division.server_samples for one, _ in made)
+    made = [(one.with_server_samples(held), notes) for one, notes in made]
     _say(dict.fromkeys(note for _, notes in made for note in notes))
     world = made[0][0].world
     if out is not None and not resume:

@@ -52,6 +52,11 @@ class Method(LocalTraining, ABC):
         """Whether it looks at test data, as some published protocols do. Every table of such a run says so."""
         return False
 
+    @property
+    def server_samples(self) -> int:
+        """How many samples the server should hold for it, if nobody says; 0 if it needs none."""
+        return 0
+
     def check(self, fed: Federation) -> None:
         """Refuse a federation that the method cannot run on, before anything is written or sent."""
 

@@ -200,7 +200,18 @@ class Settings:
         table |= {name: given[name] for name in ("net", "seed", "split_seed") if given.get(name) is not None}
         if given.get("arrivals"):
             table["arrivals"] = {str(client): at for client, at in parse_arrivals(given["arrivals"]).items()}
-        return cls.from_table(table), notes
+        made = cls.from_table(table)
+        wanted = made.method.server_samples
+        if wanted and "server_samples" not in table["division"]:
+            notes.append(f"the server holds {wanted} samples, which {made.method.name} needs: server_samples")
+            table["division"]["server_samples"] = wanted
+            made = cls.from_table(table)
+        return made, notes
+
+    def with_server_samples(self, count: int) -> "Settings":
+        """The same with so many samples that the server holds."""
+        division = replace(self.world.division, server_samples=count)
+        return replace(self, world=replace(self.world, division=division))
 
     def resolved(self) -> "Settings":
         """The same with everything spelled out, so that a file of it gives the same run anywhere on this machine."""

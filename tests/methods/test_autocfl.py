@@ -81,8 +81,8 @@ class TestReductions:
         fed = two_groups()
         plain = FedAvg(rounds=3, batch=8).fit(fed)
         result = fit(fed, rounds=3, cluster_round=4, adjust=False)
-        assert torch.equal(result.state.model.parameters, plain.state.model.parameters)
-        assert result.state.models is None
+        assert torch.equal(result.state.clusters.models.parameters[0], plain.state.model.parameters)
+        assert result.state.origin is None
         assert result.summary["groups"] == 1
 
     def test_with_a_single_cluster_it_stays_fedavg(self):
@@ -90,15 +90,15 @@ class TestReductions:
         plain = FedAvg(rounds=5, batch=8).fit(fed)
         result = fit(fed, rounds=5, adjust=False, guard=1e9)
         assert result.summary["groups"] == 1
-        close(result.state.models.parameters[0], plain.state.model.parameters, 1e-10)
+        close(result.state.clusters.models.parameters[0], plain.state.model.parameters, 1e-10)
 
     def test_each_cluster_is_fedavg_of_its_own_clients(self):
         # Clustered in the first round, a group's model is what its clients would have had without the others.
         result = fit(two_groups(), rounds=4, cluster_round=1, adjust=False)
-        assert result.state.labels.tolist() == [0, 0, 0, 1, 1, 1]
+        assert result.state.clusters.labels.tolist() == [0, 0, 0, 1, 1, 1]
         for cluster, members in enumerate(([0, 1, 2], [3, 4, 5])):
             alone = FedAvg(rounds=4, batch=8).fit(two_groups(chosen=members))
-            close(result.state.models.parameters[cluster], alone.state.model.parameters, 1e-10)
+            close(result.state.clusters.models.parameters[cluster], alone.state.model.parameters, 1e-10)
 
     def test_once_clustered_clients_stay_where_they_are(self):
         result = fit(two_groups(), rounds=6)
@@ -140,7 +140,7 @@ class TestAdjustment:
         for number in range(1, 7):
             fed.start_round(number)
             state = made.round(fed, state)
-            if state.models is not None:
+            if state.origin is not None:
                 break
         variances = state.pace.variances
         assert number == len(variances) <= 6
@@ -148,7 +148,7 @@ class TestAdjustment:
         assert variances[-1] > variances[-2] or number == 6
 
     def test_the_printed_rule_has_a_last_round(self):
-        assert fit(two_groups(), rounds=2, stop="variance", last_round=1).state.models is not None
+        assert fit(two_groups(), rounds=2, stop="variance", last_round=1).state.origin is not None
 
     @pytest.mark.parametrize("keep", [True, False])
     def test_epochs_after_clustering_are_kept_or_reset(self, keep):
@@ -174,14 +174,14 @@ class TestComingAndGoing:
     def test_a_late_client_joins_the_cluster_of_its_like(self, late):
         fed = two_groups(arrivals={late: 5})
         result = fit(fed, rounds=6)
-        assert result.state.labels.tolist() == [0, 0, 0, 1, 1, 1]
+        assert result.state.clusters.labels.tolist() == [0, 0, 0, 1, 1, 1]
         assert result.clients[late]["rounds_taken_part"] == 2
         steps = AutoCFL(batch=8).local.steps_for(int(fed.sizes[late]))
         assert result.clients[late]["steps"] == 3 * steps  # once to find its cluster, then with it in two rounds
 
     def test_before_it_arrives_it_is_in_no_cluster(self):
         state = fit(two_groups(arrivals={4: 6}), rounds=5).state
-        assert state.labels.tolist() == [0, 0, 0, 1, -1, 1]
+        assert state.clusters.labels.tolist() == [0, 0, 0, 1, -1, 1]
 
     def test_who_is_away_when_the_others_are_clustered_joins_later(self, monkeypatch):
         fed = two_groups()
@@ -192,12 +192,12 @@ class TestComingAndGoing:
         for number in range(1, 6):
             fed.start_round(number)
             state = made.round(fed, state)
-            if state.labels is not None:
-                seen.append(state.labels.tolist())
+            if state.origin is not None:
+                seen.append(state.clusters.labels.tolist())
                 served = made.serve(fed, state)
                 assert served.index[2] == (2 if seen[-1][2] < 0 else 0)
                 model = served.models.parameters[served.index[2]]
-                assert torch.equal(model, (state.model if seen[-1][2] < 0 else state.models[0]).parameters)
+                assert torch.equal(model, (state.origin if seen[-1][2] < 0 else state.clusters.models[0]).parameters)
         assert seen == [[0, 0, -1, 1, 1, 1]] * 2 + [[0, 0, 0, 1, 1, 1]]
 
     def test_a_cluster_of_which_nobody_answers_keeps_its_model(self, monkeypatch):
@@ -216,8 +216,9 @@ class TestComingAndGoing:
         monkeypatch.setattr(fed._engine, "run", only_the_second_group)
         fed.start_round(4)
         after = made.round(fed, state)
-        assert torch.equal(after.models.parameters[0], state.models.parameters[0])
-        assert not torch.equal(after.models.parameters[1], state.models.parameters[1])
+        before, after = state.clusters.models.parameters, after.clusters.models.parameters
+        assert torch.equal(after[0], before[0])
+        assert not torch.equal(after[1], before[1])
 
     def test_before_clustering_all_take_part_and_then_a_share_of_every_cluster(self):
         result = fit(two_groups(), rounds=5, participation=0.34)
@@ -230,14 +231,14 @@ class TestComingAndGoing:
         state = fit(fed, rounds=3).state
         short = dataclasses.replace(
             state,
-            labels=state.labels[:5],
+            clusters=dataclasses.replace(state.clusters, labels=state.clusters.labels[:5]),
             pace=dataclasses.replace(
                 state.pace, **{name: getattr(state.pace, name)[:5] for name in ("epochs", "total", "taken", "last")}
             ),
         )
         fed.start_round(4)
         grown = AutoCFL(batch=8, rate=0.1).round(fed, short)
-        assert grown.labels.tolist() == [0, 0, 0, 1, 1, 1]
+        assert grown.clusters.labels.tolist() == [0, 0, 0, 1, 1, 1]
         assert grown.pace.epochs[5] == 2
 
 

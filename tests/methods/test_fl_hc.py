@@ -127,6 +127,36 @@ class TestLate:
         assert made.round(at_round(more, 2), state).clusters.labels.tolist() == [0, 0, 1, 1, 1]
 
 
+class TestAdjustment:
+    """AutoCFL's adjustment of epochs in front of the clustering."""
+
+    def test_lagging_clients_get_the_epochs_that_autocfl_gives_them(self):
+        # Until clients are clustered, the two methods are the same with everybody there.
+        fed = uneven()
+        ours = FLHC(rounds=3, cluster_round=9, adjust=True, growth=0.7).fit(fed).state
+        theirs = coterie.AutoCFL(rounds=3, cluster_round=9, growth=0.7).fit(fed).state
+        assert torch.equal(ours.pace.epochs, theirs.pace.epochs)
+        assert (ours.pace.epochs > 2).any()
+        assert torch.allclose(ours.clusters.models.parameters, theirs.clusters.models.parameters, atol=1e-12)
+
+    def test_epochs_stay_as_they_are_once_there_are_clusters(self):
+        fed = uneven()
+        at, after = (FLHC(rounds=rounds, cluster_round=3, adjust=True).fit(fed) for rounds in (3, 5))
+        assert torch.equal(at.state.pace.epochs, after.state.pace.epochs)
+        assert len(after.state.pace.variances) == 2
+        steps = [other["steps"] - one["steps"] for one, other in zip(at.clients, after.clients, strict=True)]
+        local = FLHC().local
+        pairs = zip(fed.sizes.tolist(), after.state.pace.epochs.tolist(), strict=True)
+        assert steps == [2 * local.steps_for(samples, epochs) for samples, epochs in pairs]
+
+    def test_without_it_nothing_but_models_travels(self):
+        ledger = FLHC(rounds=4, cluster_round=2).fit(uneven()).summary["ledger"]
+        assert set(ledger["down"]) == set(ledger["up"]) == {"model"}
+        adjusted = FLHC(rounds=4, cluster_round=2, adjust=True).fit(uneven()).summary["ledger"]
+        assert set(adjusted["down"]) == {"epochs", "model"}
+        assert set(adjusted["up"]) == {"loss", "model"}
+
+
 @pytest.mark.parametrize("clients", [1, 2])
 @pytest.mark.parametrize("clusters", [None, 3])
 def test_few_clients(clients, clusters):
@@ -143,7 +173,14 @@ def test_identical_clients_are_one_cluster(monkeypatch):
 
 @pytest.mark.parametrize(
     "options",
-    [{"cluster_round": 0}, {"threshold": -1.0}, {"clusters": 0}, {"distance": "l1", "linkage": "ward"}],
+    [
+        {"cluster_round": 0},
+        {"threshold": -1.0},
+        {"clusters": 0},
+        {"distance": "l1", "linkage": "ward"},
+        {"growth": -1.0},
+        {"steps": 3, "adjust": True},
+    ],
     ids=lambda options: next(iter(options)),
 )
 def test_bad_settings_are_refused(options):

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from coterie import evidence, grouping, mixing, sampling, serving
 from coterie.clients import Clients
-from coterie.errors import SettingsError
+from coterie.errors import NoAnswerError, SettingsError
 from coterie.federation import Federation, Replies
 from coterie.grouping import Grouping
 from coterie.letters import Letter
@@ -101,14 +101,19 @@ class CAFA(Method):
         counts = F.pad(state.counts, (0, 0, 0, more)).clone()
         labels, iid = F.pad(state.labels, (0, more), value=-1).clone(), F.pad(state.iid, (0, more)).clone()
         new = fed.clients[(labels[fed.clients] < 0).numpy()]
-        replies = fed.run(label_histogram, new) if len(new) else None
-        if replies is not None and len(replies):
-            counts[replies.clients] = replies.label_histogram.cpu()
-            known = counts.sum(dim=1) > 0
-            shares = evidence.label_shares(counts[known])
-            found = self._clusters(shares, fed.seed)
-            labels[known] = torch.from_numpy(found.labels)
-            iid[known] = torch.from_numpy(grouping.largest_group(found.labels, shares).matrix[0])
+        unchanged = State(state.model, counts, labels, iid)
+        if not len(new):
+            return unchanged
+        try:
+            replies = fed.run(label_histogram, new)
+        except NoAnswerError:  # they are asked again in the next round
+            return unchanged
+        counts[replies.clients] = replies.label_histogram.cpu()
+        known = counts.sum(dim=1) > 0
+        shares = evidence.label_shares(counts[known])
+        found = self._clusters(shares, fed.seed)
+        labels[known] = torch.from_numpy(found.labels)
+        iid[known] = torch.from_numpy(grouping.largest_group(found.labels, shares).matrix[0])
         return State(state.model, counts, labels, iid)
 
     def _clusters(self, shares: np.ndarray, seed: int) -> Grouping:
@@ -163,7 +168,7 @@ class CAFA(Method):
         return serving.one(state.model, len(fed.names))
 
 
-@program
+@program(letters=True)
 def train_and_share(clients: Clients, start: Models, local: LocalTraining, peers: Sequence[str]) -> Outputs:
     """Train, test the model on one's own validation data, and write it to every other client of the round."""
     models = clients.train(start, local).models

@@ -28,6 +28,7 @@ Where the paper is open or wrong:
 - Running statistics are averaged and never corrected.
 """
 
+from contextlib import suppress
 from typing import Literal
 
 import numpy as np
@@ -37,7 +38,7 @@ from torch import Tensor
 
 from coterie import evidence, grouping, mixing, sampling, serving, steps
 from coterie.clients import Clients
-from coterie.errors import SettingsError
+from coterie.errors import NoAnswerError, SettingsError
 from coterie.federation import Federation, Replies
 from coterie.grouping import Grouping
 from coterie.method import Method, method
@@ -114,10 +115,11 @@ class CFIC(Method):
         """The table with the labels of these clients: only those that are new to it are asked."""
         labels = F.pad(labels.clone(), (0, len(fed.names) - len(labels)), value=-1)
         new = clients[(labels[clients] < 0).numpy()]
-        if len(new):
+        if not len(new):
+            return labels
+        with suppress(NoAnswerError):  # who does not answer is asked again in the next round
             replies = fed.run(dominant_label, new)
-            if len(replies):
-                labels[replies.clients] = replies.dominant_label.cpu()
+            labels[replies.clients] = replies.dominant_label.cpu()
         return labels
 
     def _cohort(self, fed: Federation, labels: Tensor) -> np.ndarray:

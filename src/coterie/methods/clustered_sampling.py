@@ -16,6 +16,8 @@ changes are (algorithm 2); for the latter the server remembers the last change o
 Two differences from the public code: a client that was never drawn has no change yet, so it is at a right angle to
 those that have, where the code makes it identical to everyone; and Ward's tree is built from the distances, where the
 code takes the rows of their matrix for coordinates.
+
+What crosses is what crosses in FedAvg; by similarity the server also learns whose changes are alike.
 """
 
 from typing import Literal

@@ -142,6 +142,11 @@ class Compose(Method):
             if getattr(self, name) < least:
                 raise SettingsError(f"{name}={getattr(self, name)}: at least {least}")
 
+    @property
+    def server_samples(self) -> int:
+        """What FLIS has, where predictions on them are compared."""
+        return 100 if self.evidence == "inference" else 0
+
     def begin(self, fed: Federation) -> State:
         """One fresh model for all."""
         if self.evidence == "inference":

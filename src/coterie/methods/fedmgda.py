@@ -13,7 +13,8 @@ Science and Engineering 2022.
 The new model is w - eta sum lambda*_i g_i. The direction is no longer than 1, so eta is an absolute step: it does not
 shrink as training converges, and wants a schedule or a small value in the end. Clients send their models, as in FedAvg;
 the server solves a quadratic program in as many unknowns as there are clients. A client whose model did not move has
-g_i = 0: it draws weight and adds nothing. Running statistics are mixed by lambda0.
+g_i = 0: it draws weight and adds nothing. Running statistics are mixed by lambda0. What a client gives away is what it
+gives away in FedAvg.
 """
 
 import torch

@@ -15,16 +15,19 @@ its update which clients are alike.
 Distances depend on net, data and rates, so that the threshold is in units of their median unless `relative` is off.
 Updates are compared, not models: for the cosine that is not the same. Clusters begin with their members' mean. A client
 that was away, or comes later, trains from w, which the server keeps, and joins the cluster with the nearest mean
-update; the paper has none.
+update; the paper has none. With `adjust`, AutoCFL's adjustment precedes the clustering (Gong et al., Section 5.3).
 """
 
 from dataclasses import replace
 from typing import Literal
 
-from coterie import evidence, grouping
+import numpy as np
+
+from coterie import adjustment, evidence, grouping
+from coterie.adjustment import Pace, train_for
 from coterie.clusters import Clusters
 from coterie.errors import SettingsError
-from coterie.federation import Federation
+from coterie.federation import Federation, Replies
 from coterie.method import Method, method
 from coterie.programs import train
 from coterie.serving import Served
@@ -44,6 +47,8 @@ class State:
     """w: the model from which the updates were made that clients are clustered by."""
     updates: Changes | None = None
     """Each cluster's mean update then, [cluster]."""
+    pace: Pace | None = None
+    """How long each client trains, where that is adjusted."""
 
 
 @method("fl-hc")
@@ -71,6 +76,12 @@ class FLHC(Method):
     weighting: Literal["samples", "uniform"] = "samples"
     """Clients count by their number of samples, or all the same."""
 
+    adjust: bool = False
+    """Give clients that lag behind more epochs before clustering, as AutoCFL does."""
+
+    growth: float = 0.5
+    """alpha of that adjustment: how fast epochs grow."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.cluster_round < 1:
@@ -81,40 +92,59 @@ class FLHC(Method):
             raise SettingsError(f"clusters={self.clusters}: at least 1")
         if self.linkage == "ward" and self.distance != "l2":
             raise SettingsError(f"distance={self.distance}: the linkage ward is made for l2")
+        if self.growth < 0:
+            raise SettingsError(f"growth={self.growth}: 0 or more")
+        if self.adjust and self.steps is not None:
+            raise SettingsError(f"steps={self.steps}: it is epochs that are adjusted; set epochs instead")
 
     def begin(self, fed: Federation) -> State:
         """All clients in one cluster, with a fresh model."""
-        return State(Clusters.one(fed.new_model(), fed))
+        pace = adjustment.begin(len(fed.names), self.epochs) if self.adjust else None
+        return State(Clusters.one(fed.new_model(), fed), pace=pace)
 
     def round(self, fed: Federation, state: State) -> State:
         """FedAvg inside every cluster; in one round, clustering."""
+        if state.pace is not None:
+            state = replace(state, pace=adjustment.grown(state.pace, len(fed.names), self.epochs))
         if state.origin is None and fed.round >= self.cluster_round:
             return self._clustered(fed, state)
-        clusters = self._complete(fed, state)
-        cohort = clusters.sample(fed, self.participation)
-        replies = fed.run(train, cohort, each=clusters.start(fed, cohort), local=self.local)
-        return replace(state, clusters=clusters.averaged(fed, replies, self.weighting))
+        clusters = state.clusters
+        if state.origin is None:
+            clusters = clusters.joined(fed, clusters.missing(fed), 0)
+        cohort = np.union1d(clusters.sample(fed, self.participation), clusters.missing(fed))
+        replies = self._train(fed, state, cohort, clusters.start(fed, cohort, otherwise=state.origin))
+        pace = state.pace
+        if pace is not None and state.origin is None:
+            pace = adjustment.observed(pace, replies.clients, replies.loss)
+            pace = adjustment.adjusted(pace, fed.sizes, self.growth)
+        clusters = clusters.averaged(fed, replies, self.weighting)
+        return replace(state, clusters=self._joined(fed, state, clusters, replies), pace=pace)
+
+    def _train(self, fed: Federation, state: State, clients: np.ndarray, start: Models) -> Replies:
+        """Let clients train from one model, or from one each [client], for their own epochs if these are adjusted."""
+        shared, each = ({}, {"start": start}) if start.shape else ({"start": start}, {})
+        if state.pace is None:
+            return fed.run(train, clients, shared=shared, each=each, local=self.local)
+        epochs = state.pace.epochs[clients]
+        return fed.run(train_for, clients, shared=shared, each={**each, "epochs": epochs}, local=self.local)
 
     def _clustered(self, fed: Federation, state: State) -> State:
         """All clients train from one model, and are grouped by how they have changed it."""
         origin = state.clusters.models[0]
-        replies = fed.run(train, fed.clients, shared=origin, local=self.local)
+        replies = self._train(fed, state, fed.clients, origin)
         distance = evidence.update_distance(replies.model - origin.expand(len(replies)), self.distance)
         cut = {"groups": self.clusters} if self.clusters else {"threshold": self.threshold, "relative": self.relative}
         clusters = Clusters.found(fed, replies, grouping.linkage(distance, method=self.linkage, **cut), self.weighting)
-        return State(clusters, origin, clusters.models - origin.expand(len(clusters.models)))
+        return State(clusters, origin, clusters.models - origin.expand(len(clusters.models)), state.pace)
 
-    def _complete(self, fed: Federation, state: State) -> Clusters:
-        """The clusters with everybody in one who is there."""
-        clusters, late = state.clusters, state.clusters.missing(fed)
-        if not len(late):
+    def _joined(self, fed: Federation, state: State, clusters: Clusters, replies: Replies) -> Clusters:
+        """The clusters with those that trained from w because they were in none."""
+        late = (clusters.of(fed)[replies.clients] < 0).nonzero()[:, 0]
+        if not len(late) or state.origin is None or state.updates is None:
             return clusters
-        if state.origin is None or state.updates is None:
-            return clusters.joined(fed, late, 0)
-        replies = fed.run(train, late, shared=state.origin, local=self.local)
-        updates = replies.model - state.origin.expand(len(replies))
+        updates = replies.model[late.to(replies.model.parameters.device)] - state.origin.expand(len(late))
         away = evidence.update_distance(Changes.cat([updates, state.updates]), self.distance)
-        return clusters.joined(fed, replies.clients, away[: len(replies), len(replies) :].argmin(axis=1))
+        return clusters.joined(fed, replies.clients[late], away[: len(late), len(late) :].argmin(axis=1))
 
     def serve(self, fed: Federation, state: State) -> Served:
         """The model of each client's cluster; one that has none yet gets the model from before there were clusters."""

@@ -74,6 +74,11 @@ class FLIS(Method):
         return self.compat
 
     @property
+    def server_samples(self) -> int:
+        """A hundred, with which small data can still do; the paper holds 2500."""
+        return 100
+
+    @property
     def chosen_on(self) -> str:
         """The data on which clients compare cluster models."""
         return "test" if self.compat else self.select_on

@@ -5,10 +5,11 @@ with local and global representations", 2020 (arXiv 2001.01523).
 
 A client puts the shared part that it was sent into the model that it keeps, trains all of it, keeps it, and sends the
 shared part back with its running statistics; the server takes the mean. Only that part travels, so the server never
-holds a model that could predict. Differences from the authors' code: no training with FedAvg beforehand, means are
-weighted by samples and only clients that take part are sent the new part (so PACFL and FLIS), and no choice of every
-client's best round. The part is given by names of layers: counting tensors from the end, as public code does, can cut a
-layer in two, and counting layers from the front (FL-bench) shares the wrong ones.
+holds a model that could predict: of a client it learns how its data moves the shared layers, and no more. Differences
+from the authors' code: no training with FedAvg beforehand, means are weighted by samples and only clients that take
+part are sent the new part (so PACFL and FLIS), and no choice of every client's best round. The part is given by names
+of layers: counting tensors from the end, as public code does, can cut a layer in two, and counting layers from the
+front (FL-bench) shares the wrong ones.
 """
 
 from typing import Literal

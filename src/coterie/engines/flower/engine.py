@@ -20,7 +20,7 @@ from coterie.clients import Clients, Round
 from coterie.engines.chunk import Site, joined, part_of, run_chunk
 from coterie.engines.flower.site import PROTOCOL
 from coterie.engines.flower.versions import Version
-from coterie.errors import CoterieError, ProgramError, SettingsError
+from coterie.errors import CoterieError, NoAnswerError, ProgramError, SettingsError
 from coterie.federation import Answers, Call
 from coterie.letters import Letter, Letters
 from coterie.memory import Memory, Value
@@ -36,7 +36,7 @@ class TooFewSitesError(CoterieError):
     """Too few sites are there, and none came while the run waited."""
 
 
-class RoundLostError(CoterieError):
+class RoundLostError(NoAnswerError):
     """Too few sites answered: the round cannot count, and is to be run again from the last one that did."""
 
 
