@@ -321,7 +321,8 @@ class FlowerEngine:
             if answer is not None and outputs is not None:
                 checked[client] = (answer, outputs)
         checked = self._alike(call.program.name, checked)
-        if who and len(self._complaints) == len(who):  # they would fail again
+        # Where everybody was asked and everybody failed, they would fail again; a part of them may just be newcomers.
+        if who and len(self._complaints) == len(who) == len(self.present()):
             raise ProgramError(f"round {call.at.number}, no site can: {next(iter(self._complaints.values()))}")
         self._enough(call, len(checked))
         letters = []
@@ -392,7 +393,7 @@ class FlowerEngine:
         if answered < needed:
             raise RoundLostError(
                 f"round {call.at.number}, {call.program.name}: {answered} of {len(call.clients)} sites answered, "
-                f"at least {needed} are needed"
+                f"at least {needed} are needed" + "".join(f" ({why})" for why in [*self._complaints.values()][:1])
             )
 
     def _run_here(self, call: Call) -> Answers:
