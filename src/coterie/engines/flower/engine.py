@@ -96,8 +96,8 @@ class Waiting:
     patience: float = 300.0
     """Seconds that the run waits for sites that are missing, before it stops."""
 
-    poll: float = 0.1
-    """Seconds between looks for answers."""
+    poll: float = 0.05
+    """Seconds until the first look for answers; looks become rarer, down to one in a second."""
 
     def __post_init__(self) -> None:
         if self.min_sites < 1:
@@ -262,6 +262,7 @@ class FlowerEngine:
         open_messages = {message: node for node, message in sent.items()}
         answers: dict[int, Any] = {}
         deadline = time.monotonic() + self.waiting.timeout
+        pause = self.waiting.poll
         while open_messages:
             for message, content in self.transport.receive(list(open_messages)).items():
                 node = open_messages.pop(message)
@@ -273,7 +274,8 @@ class FlowerEngine:
                     log.warning("site %s did not answer within %g s", who[node], self.waiting.timeout)
                 break
             if open_messages:
-                time.sleep(self.waiting.poll)
+                time.sleep(pause)
+                pause = min(1.5 * pause, max(1.0, self.waiting.poll))
         return answers
 
     def _read(self, content: bytes | None, name: str) -> dict[str, Any] | None:
