@@ -9,9 +9,10 @@ import torch
 import coterie
 from coterie import Clients, Models, program
 from coterie.data import Split
-from coterie.errors import CoterieError, ProgramError
+from coterie.errors import CoterieError, NoAnswerError, ProgramError
 from coterie.programs import evaluate, label_histogram, train
 from coterie.training import LocalTraining
+from populations import lost, uneven
 
 LOCAL = LocalTraining(epochs=1, batch=8, rate=0.1)
 
@@ -280,3 +281,9 @@ def test_replies_are_mixed_by_proportions_and_rows_without_weight_stay():
     by = replies.average(by=[1, 1, 1], otherwise=before)
     assert torch.equal(by.parameters[1], replies.average().parameters)
     assert torch.equal(by.parameters[0], before.parameters[0])
+
+
+def test_if_no_client_answers_the_error_says_of_what():
+    fed = lost(uneven(clients=2), 0, 1)
+    with pytest.raises(NoAnswerError, match=r"round 0: no client answered \(coterie.programs.label_histogram\)"):
+        fed.run(label_histogram)

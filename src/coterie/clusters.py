@@ -60,14 +60,18 @@ class Clusters:
         rng, labels = fed.generator("sample"), self.of(fed).numpy()[fed.clients]
         clusters = [fed.clients[labels == cluster] for cluster in np.unique(labels[labels >= 0])]
         drawn = [sampling.uniform(some, sampling.cohort_size(participation, len(some)), rng) for some in clusters]
-        return np.sort(np.concatenate(drawn))
+        return np.sort(np.concatenate([*drawn, fed.clients[:0]]))
 
-    def start(self, fed: Federation, clients: np.ndarray) -> Models:
-        """The model that each of some clients trains from: its cluster's, [client]."""
-        return self.models[self.of(fed)[clients].to(self.models.parameters.device)]
+    def start(self, fed: Federation, clients: np.ndarray, otherwise: Models | None = None) -> Models:
+        """The model that each of some clients trains from, [client]: its cluster's, or another if it is in none."""
+        models = self.models if otherwise is None else Models.cat([self.models, otherwise.expand(1)])
+        return models[self.of(fed)[clients].to(models.parameters.device)]  # -1 is the last
 
     def averaged(self, fed: Federation, replies: Replies, weighting: str = "samples") -> "Clusters":
-        """Each cluster's model replaced by the mean of what its members sent; where none did, it stays."""
+        """Each cluster's model replaced by the mean of what its members sent; where none did, it stays.
+
+        Models of clients that are in no cluster are in no mean.
+        """
         labels = self.of(fed)
         models = replies.average(weighting, by=labels[replies.clients], otherwise=self.models)
         return Clusters(models, labels)

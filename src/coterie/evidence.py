@@ -98,7 +98,7 @@ def update_distance(updates: Any, metric: Literal["l1", "l2", "cosine"] = "l2") 
 
 
 def subspace_angle(bases: Any, measure: Literal["smallest", "sum"] = "smallest") -> np.ndarray:
-    """Principal angles between the subspaces that clients' data spans, in degrees, [client, client] (PACFL Eqs. 2-3).
+    """Principal angles between the subspaces that clients' data spans, in degrees, [client, client] (PACFL).
 
     `bases` [client, feature, vector] have orthonormal columns, or columns of zeros where a client has fewer. The result
     is the smallest principal angle, or the sum of all; angles do not depend on the basis of a subspace. With a subspace

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coterie import mixing, sampling
 from coterie.clients import Clients, Round, new_models
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, NoAnswerError
 from coterie.ledger import Direction, Ledger
 from coterie.letters import Letters
 from coterie.memory import Value
@@ -331,7 +331,7 @@ class Federation:
     def _accepted(self, program: Program, answers: Answers) -> Answers:
         """The answers without those that are not finite: they cost the client its contribution, nothing else."""
         if not len(answers.clients):
-            return answers
+            raise NoAnswerError(f"round {self.round}: no client answered ({program.name})")
         fine = torch.ones(len(answers.clients), dtype=torch.bool)
         for value in answers.outputs.values():
             for tensor in value.tensors if isinstance(value, Stack) else (value,):

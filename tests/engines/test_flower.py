@@ -154,6 +154,14 @@ METHODS = {
     "fedprox": {"mu": 0.1},
     "scaffold": {"participation": 0.7},
     "local": {},
+    "per-fedavg": {"order": "hessian-free"},
+    "fedem": {"components": 2, "participation": 0.7},
+    "ifca": {"clusters": 2, "init_retry": 1},
+    "fesem": {"clusters": 2, "participation": 0.7},
+    "cfl": {"warmup": 1, "mean_norm": 2.0, "client_norm": 0.0, "gamma": None},
+    "fl-hc": {"cluster_round": 2, "clusters": 2},
+    "hdbscan": {"cluster_round": 2, "noise": "global"},
+    "pacfl": {"clusters": 2, "vectors": 1},
 }
 
 

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from coterie import evidence, grouping, mixing, sampling, serving
 from coterie.clients import Clients
-from coterie.errors import SettingsError
+from coterie.errors import NoAnswerError, SettingsError
 from coterie.federation import Federation, Replies
 from coterie.grouping import Grouping
 from coterie.letters import Letter
@@ -101,8 +101,11 @@ class CAFA(Method):
         counts = F.pad(state.counts, (0, 0, 0, more)).clone()
         labels, iid = F.pad(state.labels, (0, more), value=-1).clone(), F.pad(state.iid, (0, more)).clone()
         new = fed.clients[(labels[fed.clients] < 0).numpy()]
-        replies = fed.run(label_histogram, new) if len(new) else None
-        if replies is not None and len(replies):
+        if len(new):
+            try:
+                replies = fed.run(label_histogram, new)
+            except NoAnswerError:  # they are asked again in the next round; the others can do without them
+                return State(state.model, counts, labels, iid)
             counts[replies.clients] = replies.label_histogram.cpu()
             known = counts.sum(dim=1) > 0
             shares = evidence.label_shares(counts[known])

@@ -37,7 +37,7 @@ from torch import Tensor
 
 from coterie import evidence, grouping, mixing, sampling, serving, steps
 from coterie.clients import Clients
-from coterie.errors import SettingsError
+from coterie.errors import NoAnswerError, SettingsError
 from coterie.federation import Federation, Replies
 from coterie.grouping import Grouping
 from coterie.method import Method, method
@@ -115,9 +115,11 @@ class CFIC(Method):
         labels = F.pad(labels.clone(), (0, len(fed.names) - len(labels)), value=-1)
         new = clients[(labels[clients] < 0).numpy()]
         if len(new):
-            replies = fed.run(dominant_label, new)
-            if len(replies):
-                labels[replies.clients] = replies.dominant_label.cpu()
+            try:
+                replies = fed.run(dominant_label, new)
+            except NoAnswerError:  # they are asked again in the next round; the others can do without them
+                return labels
+            labels[replies.clients] = replies.dominant_label.cpu()
         return labels
 
     def _cohort(self, fed: Federation, labels: Tensor) -> np.ndarray:

@@ -1,7 +1,8 @@
 """CFL: where the clients of a cluster pull its model in different directions, it is split in two.
 
 Sattler, Müller and Samek, "Clustered federated learning: model-agnostic distributed multitask optimization under
-privacy constraints", IEEE TNNLS 2021 (first as arXiv 1910.01991), Algorithms 1, 3 and 4.
+privacy constraints", IEEE TNNLS 2021 (first as arXiv 1910.01991): the recursion, its bipartition (Algorithm 1), and the
+way of new clients down the tree.
 
 | symbol | here |
 |---|---|
@@ -14,15 +15,16 @@ A model travels each way. The server learns a client's trained model, and from i
 
 Clusters are the nodes of a tree: one that was split keeps the model from which the two sides parted, and how they
 parted. A client at such a node (it came later, or was not asked when the cluster was split) trains from that model and
-goes down to the side that its update is more similar to, one node in a round (Algorithm 4). So nothing old enters a
-mean, and clients may be sampled; the paper asks all.
+goes down to the side that its update is more similar to, one node in a round. So nothing old enters a mean, and clients
+may be sampled; the paper asks all.
 
 The paper's thresholds are absolute norms, to be found anew for every net and rate (0.4 and 1.6 in the authors' code).
 By default they are relative here. Means are weighted by samples as in the paper; its code takes plain ones, skips the
 check of gamma, and splits by complete linkage, where Algorithm 1 is single linkage.
 
 Public implementations, the authors' own first, take positions inside a cluster for numbers of clients when they split
-it. From the second split on, clusters then overlap, and clients are in none. `compat="positions"` does so too.
+it. From the second split on, clusters then overlap, and clients are in none. `compat="positions"` does so too, and
+treats them as FedEM's code does: who is in several goes on with the newest, who is in none alone.
 """
 
 from collections.abc import Sequence

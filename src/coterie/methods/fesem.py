@@ -1,12 +1,12 @@
 """FeSEM: a few centres in the space of weights; every client belongs to the one nearest to its trained model.
 
-Xie, Long, Shen, Zhou, Wang, Jiang and Zhang, "Multi-center federated learning: clients clustering for better
-personalization", World Wide Web 2023 (first as arXiv 2005.01026).
+Xie, Long, Shen, Zhou, Wang, Jiang and Zhang, "Multi-center federated learning", arXiv 2005.01026, 2020 (later as Long
+et al., World Wide Web 2023).
 
 | symbol | here |
 |---|---|
 | K, W~(k) | `clusters`, the centres: models that the server keeps |
-| W_i, r_i | a client's trained model, and the centre nearest to it (E step, Eq. 8) |
+| W_i, r_i | a client's trained model, and the centre nearest to it (E step) |
 
 A model travels each way. The server learns a client's trained model, and from it to which centre it belongs.
 
@@ -34,7 +34,7 @@ __all__ = ["FeSEM"]
 
 @method("fesem")
 class FeSEM(Method):
-    """Clients join the nearest of a few centres in the space of weights. (Xie et al., World Wide Web 2023)"""
+    """Clients join the nearest of a few centres in the space of weights. (Xie et al., arXiv 2020)"""
 
     clusters: int = 4
     """K: how many centres the server keeps."""

@@ -108,14 +108,17 @@ class FLHC(Method):
             state = replace(state, pace=adjustment.grown(state.pace, len(fed.names), self.epochs))
         if state.origin is None and fed.round >= self.cluster_round:
             return self._clustered(fed, state)
-        clusters = self._complete(fed, state)
-        cohort = clusters.sample(fed, self.participation)
-        replies = self._train(fed, state, cohort, clusters.start(fed, cohort))
+        clusters = state.clusters
+        if state.origin is None:
+            clusters = clusters.joined(fed, clusters.missing(fed), 0)
+        cohort = np.union1d(clusters.sample(fed, self.participation), clusters.missing(fed))
+        replies = self._train(fed, state, cohort, clusters.start(fed, cohort, otherwise=state.origin))
         pace = state.pace
         if pace is not None and state.origin is None:
             pace = adjustment.observed(pace, replies.clients, replies.loss)
             pace = adjustment.adjusted(pace, fed.sizes, self.growth)
-        return replace(state, clusters=clusters.averaged(fed, replies, self.weighting), pace=pace)
+        clusters = clusters.averaged(fed, replies, self.weighting)
+        return replace(state, clusters=self._joined(fed, state, clusters, replies), pace=pace)
 
     def _train(self, fed: Federation, state: State, clients: np.ndarray, start: Models) -> Replies:
         """Let clients train from one model, or from one each [client], for their own epochs if these are adjusted."""
@@ -134,17 +137,14 @@ class FLHC(Method):
         clusters = Clusters.found(fed, replies, grouping.linkage(distance, method=self.linkage, **cut), self.weighting)
         return State(clusters, origin, clusters.models - origin.expand(len(clusters.models)), state.pace)
 
-    def _complete(self, fed: Federation, state: State) -> Clusters:
-        """The clusters with everybody in one who is there."""
-        clusters, late = state.clusters, state.clusters.missing(fed)
-        if not len(late):
+    def _joined(self, fed: Federation, state: State, clusters: Clusters, replies: Replies) -> Clusters:
+        """The clusters with those that trained from w because they were in none."""
+        late = (clusters.of(fed)[replies.clients] < 0).nonzero()[:, 0]
+        if not len(late) or state.origin is None or state.updates is None:
             return clusters
-        if state.origin is None or state.updates is None:
-            return clusters.joined(fed, late, 0)
-        replies = self._train(fed, state, late, state.origin)
-        updates = replies.model - state.origin.expand(len(replies))
+        updates = replies.model[late.to(replies.model.parameters.device)] - state.origin.expand(len(late))
         away = evidence.update_distance(Changes.cat([updates, state.updates]), self.distance)
-        return clusters.joined(fed, replies.clients, away[: len(replies), len(replies) :].argmin(axis=1))
+        return clusters.joined(fed, replies.clients[late], away[: len(late), len(late) :].argmin(axis=1))
 
     def serve(self, fed: Federation, state: State) -> Served:
         """The model of each client's cluster; one that has none yet gets the model from before there were clusters."""

@@ -82,16 +82,18 @@ class HDBSCAN(Method):
 
     def round(self, fed: Federation, state: State) -> State:
         """FedAvg inside every cluster; where it is time, new clusters from what all clients send."""
-        clusters, outliers = self._complete(fed, state), state.outliers
+        clusters, outliers = state.clusters, state.outliers
+        if len(clusters.models) == 1:
+            clusters = clusters.joined(fed, clusters.missing(fed), 0)
         since = fed.round - self.cluster_round
         due = since == 0 or (since > 0 and self.recluster_every > 0 and since % self.recluster_every == 0)
-        cohort = fed.clients if due else clusters.sample(fed, self.participation)
-        replies = fed.run(train, cohort, each=clusters.start(fed, cohort), local=self.local)
+        cohort = fed.clients if due else np.union1d(clusters.sample(fed, self.participation), clusters.missing(fed))
+        replies = fed.run(train, cohort, each=clusters.start(fed, cohort, otherwise=state.model), local=self.local)
         if due:
             found, outliers = self._found(replies)
             clusters = Clusters.found(fed, replies, found, self.weighting)
         else:
-            clusters = clusters.averaged(fed, replies, self.weighting)
+            clusters = _joined(fed, clusters.averaged(fed, replies, self.weighting), replies)
         mean = replies.average(self.weighting)
         if outliers:
             clusters = Clusters(Models.cat([clusters.models[:-1], mean.expand(1)]), clusters.labels)
@@ -104,18 +106,16 @@ class HDBSCAN(Method):
         labels = grouping.density(distance, self.min_size, self.single, noise).labels
         return Grouping.of(np.where(labels < 0, labels.max() + 1, labels)), bool((labels < 0).any())
 
-    def _complete(self, fed: Federation, state: State) -> Clusters:
-        """The clusters with everybody in one who is there."""
-        clusters, late = state.clusters, state.clusters.missing(fed)
-        if not len(late):
-            return clusters
-        if len(clusters.models) == 1:
-            return clusters.joined(fed, late, 0)
-        replies = fed.run(train, late, shared=state.model, local=self.local)
-        both = Models.cat([replies.model, clusters.models]).part("head")
-        alike = evidence.update_cosine(both)[: len(replies), len(replies) :]
-        return clusters.joined(fed, replies.clients, alike.argmax(axis=1))
-
     def serve(self, fed: Federation, state: State) -> Served:
         """The model of each client's cluster; one that has none yet gets the mean of all."""
         return state.clusters.serve(fed, otherwise=state.model)
+
+
+def _joined(fed: Federation, clusters: Clusters, replies: Replies) -> Clusters:
+    """The clusters with those that trained from the mean of all because they were in none."""
+    late = (clusters.of(fed)[replies.clients] < 0).nonzero()[:, 0]
+    if not len(late):
+        return clusters
+    sent = replies.model[late.to(replies.model.parameters.device)]
+    alike = evidence.update_cosine(Models.cat([sent, clusters.models]).part("head"))
+    return clusters.joined(fed, replies.clients[late], alike[: len(late), len(late) :].argmax(axis=1))

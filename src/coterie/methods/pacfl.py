@@ -6,7 +6,7 @@ federated learning via principal angles between client data subspaces", AAAI 202
 | symbol | here |
 |---|---|
 | U_p | the `vectors` leading left singular vectors of a client's data (features x samples) |
-| A | the angles between clients' subspaces, in degrees: the smallest (Eq. 2) or their sum (Eq. 3) |
+| A | the angles between clients' subspaces, in degrees: the smallest, or their sum |
 | beta | `threshold` |
 
 Every client sends its singular vectors once, then a model travels each way. **It gives away what its data looks like**:
@@ -28,7 +28,7 @@ from torch import Tensor
 from coterie import evidence, grouping
 from coterie.clients import Clients
 from coterie.clusters import Clusters
-from coterie.errors import SettingsError
+from coterie.errors import NoAnswerError, SettingsError
 from coterie.federation import Federation
 from coterie.method import Method, method
 from coterie.programs import Outputs, program, train
@@ -61,8 +61,9 @@ class PACFL(Method):
     measure: Literal["smallest", "sum"] = "smallest"
     """How far apart two subspaces are: their smallest principal angle, or the sum of all."""
 
-    threshold: float = 30.0
-    """beta, in degrees: clusters farther apart than this stay apart. 0 is Local, 90 with `smallest` FedAvg."""
+    threshold: float = 25.0
+    """beta, in degrees: clusters farther apart than this stay apart. 0 is Local, 90 with `smallest` FedAvg. 25 told
+    true groups of labels and of rotated inputs apart on digits, MNIST and Fashion-MNIST."""
 
     clusters: int | None = None
     """How many clusters to make, instead of a threshold."""
@@ -98,7 +99,12 @@ class PACFL(Method):
         late = state.clusters.missing(fed)
         if not len(late):
             return state
-        replies = fed.run(describe, late, vectors=self.vectors, by_class=self.by_class)
+        try:
+            replies = fed.run(describe, late, vectors=self.vectors, by_class=self.by_class)
+        except NoAnswerError:
+            if state.bases is None:
+                raise
+            return state
         told = replies.singular_vectors.cpu()
         bases = told.new_full((len(fed.names), *told.shape[1:]), torch.nan)
         if state.bases is not None:

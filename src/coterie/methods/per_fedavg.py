@@ -1,7 +1,7 @@
 """Per-FedAvg: a model from which a single local step leads every client to a good one of its own.
 
 Fallah, Mokhtari and Ozdaglar, "Personalized federated learning with theoretical guarantees: a model-agnostic
-meta-learning approach", NeurIPS 2020, Algorithm 1 and Section 5 (first-order and Hessian-free variants).
+meta-learning approach", NeurIPS 2020, Algorithm 1 in its first-order and Hessian-free variants.
 
 | symbol | here |
 |---|---|
