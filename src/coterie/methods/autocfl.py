@@ -116,7 +116,9 @@ class AutoCFL(Method):
         if state.origin is None:
             return self._adjusting(fed, state.clusters.models[0], pace)
         cohort = np.union1d(state.clusters.sample(fed, self.participation), state.clusters.missing(fed))
-        epochs = pace.epochs[cohort] if self.keep_epochs else torch.full((len(cohort),), self.epochs)
+        epochs = pace.epochs[cohort]
+        if not self.keep_epochs:
+            epochs = torch.full_like(epochs, self.epochs)
         replies = self._train(fed, cohort, state.clusters.start(fed, cohort, otherwise=state.origin), epochs)
         clusters = state.clusters.averaged(fed, replies)
         return replace(state, pace=pace, clusters=self._joined(fed, state, clusters, replies))
