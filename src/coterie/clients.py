@@ -26,7 +26,10 @@ from coterie.weights import Changes, Models
 __all__ = ["Clients", "Evaluation", "Round", "new_models"]
 
 _ROWS = 256
-"""Samples that a model sees at once when it is evaluated."""
+"""Samples that a model sees at once when it is evaluated, on a CPU: more do not fit its cache."""
+
+_GPU_ROWS, _GPU_NUMBERS = 16384, 1 << 30
+"""The same on a GPU, as far as what the nets leave behind is not more than so many numbers."""
 
 
 @dataclass(frozen=True)
@@ -271,19 +274,34 @@ class Clients:
         correct, correct_top5, loss_sum = totals if several else totals[:, :, 0]
         return Evaluation(correct, correct_top5, loss_sum, self._counts(parts))
 
+    def _block(self, models: int) -> int:
+        """How many samples go through so many models at once."""
+        if self._pool.device.type == "cpu":
+            return _ROWS
+        each = models * (self.net.activations + self._pool.x[0].numel())
+        return max(_ROWS, min(_GPU_ROWS, _GPU_NUMBERS // each))
+
     def _on_everything(self, models: Models, parts: Sequence[np.ndarray], mixture: Tensor | None) -> Tensor:
         """Scores of the same models on the data of every client, [score, client, model]."""
         device = self._pool.device
-        index = torch.from_numpy(np.concatenate(parts)).to(device)
-        owner = torch.arange(len(parts)).repeat_interleave(self._counts(parts).cpu())
+        every = np.concatenate(parts)
+        owner = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(part) for part in parts]))
+        # Clients that are tested on the same samples get the same outputs: they are computed once.
+        places = every if mixture is not None else _without_repeats(every, len(self._pool.y))
+        index, rows = torch.from_numpy(places).to(device), self._block(len(models))
         columns = len(models) if mixture is None else 1
-        # Summed on the host: a GPU would add in another order every time, and so to other last bits.
-        totals = torch.zeros(3, len(parts), columns, dtype=torch.float64)
-        for block, whose in zip(index.split(_ROWS), owner.split(_ROWS), strict=True):
+        scores = [torch.zeros(3, columns, 0, dtype=torch.float64, device=device)]
+        for first in range(0, len(index), rows):
+            block = index[first : first + rows]
             outputs = self._form.outputs(models, self._pool.inputs(block), shared=True)
             if mixture is not None:
-                outputs = _mixed(outputs, mixture[whose.to(mixture.device)].T)[None]
-            totals.index_add_(1, whose, _scores(outputs, self._pool.y[block]).transpose(1, 2).cpu())
+                outputs = _mixed(outputs, mixture[owner[first : first + rows].to(mixture.device)].T)[None]
+            scores.append(_scores(outputs, self._pool.y[block]))
+        # Summed on the host: a GPU would add in another order every time, and so to other last bits.
+        whole = torch.cat(scores, dim=2).cpu().transpose(1, 2)
+        if len(places) < len(every):
+            whole = whole[:, torch.from_numpy(np.searchsorted(places, every))]
+        totals = torch.zeros(3, len(parts), columns, dtype=torch.float64).index_add_(1, owner, whole)
         return totals.to(device)
 
     def _on_own(self, models: Models, parts: Sequence[np.ndarray], mixture: Tensor | None) -> Tensor:
@@ -293,9 +311,10 @@ class Clients:
         sizes = [len(parts[client]) for client in order]
         columns = models.shape[1] if mixture is None else 1
         totals = torch.zeros(3, len(parts), columns, dtype=torch.float64, device=device)
-        for first in range(0, sizes[0], _ROWS):
+        rows = self._block(len(parts))
+        for first in range(0, sizes[0], rows):
             whose = order[: sum(size > first for size in sizes)]
-            places, real = _padded([parts[client][first : first + _ROWS] for client in whose])
+            places, real = _padded([parts[client][first : first + rows] for client in whose])
             index, mask = torch.from_numpy(places).to(device), torch.from_numpy(real).to(device)
             x = self._pool.inputs(index)
             outputs = torch.stack(
@@ -323,13 +342,15 @@ class Clients:
         if len(models.shape) > 1:
             columns = [self.predict(models[:, column], inputs) for column in range(models.shape[1])]
             return torch.stack(columns, dim=1)
-        blocks = inputs.to(self.net.dtype).split(_ROWS, dim=1)
+        blocks = inputs.to(self.net.dtype).split(self._block(len(self)), dim=1)
         return torch.cat([self._form.outputs(models, block, shared=False) for block in blocks], dim=1)
 
     def label_counts(self, on: str = "train") -> Tensor:
         """How often each client has each label, [client, class]."""
-        labels = (self._pool.y[torch.from_numpy(part).to(self._pool.device)] for part in self._part(on))
-        return torch.stack([torch.bincount(own, minlength=self.net.classes) for own in labels])
+        parts, classes = self._part(on), self.net.classes
+        labels = self._pool.y[torch.from_numpy(np.concatenate(parts)).to(self._pool.device)]
+        owner = torch.arange(len(parts), device=labels.device).repeat_interleave(self._counts(parts))
+        return torch.bincount(owner * classes + labels, minlength=len(parts) * classes).reshape(-1, classes)
 
     def _check_stack(self, models: Models, name: str) -> None:
         if not models.shape or models.shape[0] != len(self):
@@ -345,9 +366,21 @@ def _mixed(outputs: Tensor, weights: Tensor) -> Tensor:
 def _scores(outputs: Tensor, y: Tensor) -> Tensor:
     """Correct, correct among five and cross-entropy of every sample, [score, ..., row]."""
     y = y.expand(outputs.shape[:-1])
-    likeliest = outputs.topk(min(5, outputs.shape[-1]), dim=-1).indices == y.unsqueeze(-1)
+    own = outputs.gather(-1, y.unsqueeze(-1))
+    # How many classes come before the label: those with more, and of equals those with a lower number, like argmax.
+    # What is not a number comes before everything.
+    earlier = torch.arange(outputs.shape[-1], device=y.device) < y.unsqueeze(-1)
+    rank = (~(outputs <= own) | ((outputs == own) & earlier)).sum(dim=-1)
     loss = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").reshape(y.shape)
-    return torch.stack([likeliest[..., 0].double(), likeliest.any(dim=-1).double(), loss.double()])
+    return torch.stack([(rank == 0).double(), (rank < 5).double(), loss.double()])
+
+
+def _without_repeats(places: np.ndarray, total: int) -> np.ndarray:
+    """The places that occur, ascending, if some occur more than once; otherwise the same as they are."""
+    there = np.zeros(total, dtype=bool)
+    there[places] = True
+    once = np.flatnonzero(there)
+    return once if len(once) < len(places) else places
 
 
 def _padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
