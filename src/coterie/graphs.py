@@ -10,10 +10,11 @@ inside of one compute along and do not move. All sizes are functions of the bund
 that a result repeats to the last bit.
 """
 
+import gc
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -265,13 +266,26 @@ class _CudaGraphs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
             function()  # once in this stream, where a library may keep room to work in
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                function()
-            except BaseException:
-                with suppress(RuntimeError):
-                    graph.capture_end()
-                raise
-            graph.capture_end()
+            with _no_collection():
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    function()
+                except BaseException:
+                    with suppress(RuntimeError):
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
         before.wait_stream(self._stream)
         return graph.replay
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """No garbage is collected inside: a graph that was dropped in a circle would break the one that is recorded."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()

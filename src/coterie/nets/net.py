@@ -80,6 +80,8 @@ class Net:
     ) -> None:
         self.factory, self.shape, self.classes, self.name = factory, tuple(shape), classes, name
         self.device, self.dtype = torch.device(device), dtype
+        self.channels_last = self.device.type == "cpu"
+        """Whether kernels are used in the memory format that they are stored in, or copied into torch's usual one."""
         self.module = adopt(self.build(torch.Generator()))
         named = dict(self.module.named_parameters())
         # What the factory itself froze goes with the running statistics: nothing trains it.
@@ -140,7 +142,10 @@ class Net:
         if self.module.training != current.training:
             self.module.train(current.training)
         # A module may change its buffers in place: then a copy, not what was given.
-        tensors = self.parameters.views(parameters) | self.buffers.views(buffers.clone())
+        trained = self.parameters.views(parameters)
+        if not self.channels_last:
+            trained = {name: tensor.contiguous() for name, tensor in trained.items()}
+        tensors = trained | self.buffers.views(buffers.clone())
         with passing(current):
             output = functional_call(self.module, tensors, tuple(inputs), tie_weights=self._tied)
         if not (current.training and self.buffers.names):
