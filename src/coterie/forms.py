@@ -32,6 +32,8 @@ class Form(ABC):
     name: str
     together: bool
     """Whether clients are computed together, as many as memory allows."""
+    stacked: bool = False
+    """Whether that is done under `vmap`."""
 
     def __init__(self, half: bool = False, recorder: Recorder | None = None) -> None:
         self.half, self._recorder = half, recorder
@@ -77,7 +79,7 @@ class Form(ABC):
         def loss(
             parameters: Tensor, buffers: Tensor, batches: tuple[BatchTensors, ...], key: Tensor
         ) -> tuple[Tensor, Tensor]:
-            model = LocalModel(net, parameters, buffers, Pass(training=True, key=key))
+            model = LocalModel(net, parameters, buffers, Pass(training=True, key=key, stacked=self.stacked))
             given = tuple(Batch(**tensors) for tensors in batches)
             with self.casting(net):
                 value = objective(model, given if several else given[0], key)
@@ -165,7 +167,7 @@ class Vectorised(Form):
     """Many clients at once, along a new first axis of every tensor. One alone is none: plain kernels are faster."""
 
     name = "vectorised"
-    together = True
+    together = stacked = True
 
     def train(
         self,
@@ -200,7 +202,7 @@ class Vectorised(Form):
         net = models.net
 
         def run(parameters: Tensor, buffers: Tensor, inputs: Tensor) -> Tensor:
-            return net(parameters, buffers, (inputs,), Pass())[0]
+            return net(parameters, buffers, (inputs,), Pass(stacked=True))[0]
 
         with torch.no_grad(), self.casting(net):
             result = vmap(run, in_dims=(0, 0, None if shared else 0))(models.parameters, models.buffers, x)

@@ -163,7 +163,7 @@ class _Recorded:
         """Record what is worth it. The buffers hold anything afterwards: this comes before they are filled."""
         self.seen.update(sizes)
         for size in dict.fromkeys(sizes):
-            # With a mask all batches have one width; without, a partial batch has its own, which may not come again.
+            # With a mask there are few widths; without, a partial batch has its own, which may not come again.
             if size in self.graphs or self.fails or not (masked or self.seen[size] >= _OFTEN):
                 continue
             step = partial(self.step, size, masked)
@@ -220,7 +220,10 @@ class _Loaded:
         self.active = bundle.active
         shape = recorded.shape
         if self._masked:
-            self._sizes = [(_prefix(active, shape.lanes), shape.width) for active in self.active]
+            widths = (min(shape.width, rounded_up(width, 2)) for width in bundle.width)
+            self._sizes = [
+                (_prefix(active, shape.lanes), width) for active, width in zip(self.active, widths, strict=True)
+            ]
         else:
             self._sizes = list(zip(bundle.active, bundle.width, strict=True))
         self._tables = bundle.core.tables

@@ -248,13 +248,11 @@ class Pool:
     """The samples of a population where they are computed with, prepared as they are gathered.
 
     Images lie channels-last, so that a gathered batch has the memory format in which convolutions are fastest on a CPU.
-    On a GPU a batch is brought into the usual format.
     """
 
     def __init__(self, x: Tensor, y: Tensor, factor: Tensor, offset: Tensor, augment: bool) -> None:
         self.x, self.y, self.factor, self.offset, self.augment = x, y, factor, offset, augment
         self.images = x.dim() == 4
-        self.channels_last = x.device.type == "cpu"
 
     @classmethod
     def of(cls, population: Population, device: torch.device | str, dtype: torch.dtype) -> "Pool":
@@ -284,9 +282,7 @@ class Pool:
         if crops is not None:
             x = _cropped(x, crops)
         x = torch.addcmul(self.offset, x.to(self.dtype), self.factor)
-        if not self.images:
-            return x
-        return x.movedim(-1, -3) if self.channels_last else x.movedim(-1, -3).contiguous()
+        return x.movedim(-1, -3) if self.images else x
 
     def draw_crops(self, rng: np.random.Generator, shape: Sequence[int]) -> np.ndarray:
         """Random places to crop at and whether to flip, [*shape, 3]."""

@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from coterie.errors import SettingsError
+from coterie.nets.convolution import convolve, convolving, pool, pooling
 from coterie.randomness import uniform
 
 __all__ = ["BatchNorm", "Dropout", "Pass", "adopt", "passing"]
@@ -32,6 +33,8 @@ class Pass:
     """What the noise of this pass is drawn from, a scalar."""
     draws: int = 0
     """How many layers have drawn already: each gets noise of its own."""
+    stacked: bool = False
+    """Whether many models run at once, under `vmap`."""
 
     def noise(self, *shape: int) -> Tensor:
         """Uniform numbers for the next layer that asks."""
@@ -113,6 +116,37 @@ class BatchNorm(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
+class Conv2d(nn.Conv2d):
+    """The stock layer, but for many models at once where there are kernels for that."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve [row, channel, height, width]."""
+        current = getattr(_local, "current", _EVALUATION)
+        kernels = convolving(x, self.weight) if current.stacked and self._plain(x) else None
+        if kernels is None:
+            return super().forward(x)
+        return convolve(x, self.weight, self.bias, self.padding, kernels)  # type: ignore[arg-type]
+
+    def _plain(self, x: Tensor) -> bool:
+        usual = (self.stride, self.dilation, self.groups, self.padding_mode) == ((1, 1), (1, 1), 1, "zeros")
+        return usual and isinstance(self.padding, tuple) and x.dim() == 4
+
+
+class MaxPool2d(nn.MaxPool2d):
+    """The stock layer, but for many models at once where there are kernels for that."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool [row, channel, height, width]."""
+        current = getattr(_local, "current", _EVALUATION)
+        kernels = pooling(x) if current.stacked and self._plain else None
+        return super().forward(x) if kernels is None else pool(x, kernels)
+
+    @property
+    def _plain(self) -> bool:
+        twos, rest = ((2, 2), 2), (self.padding, self.dilation, self.return_indices, self.ceil_mode)
+        return self.kernel_size in twos and self.stride in twos and rest == (0, 1, False, False)
+
+
 class GroupNorm(nn.GroupNorm):
     """The stock layer, but for stacks of images that lie channels-last."""
 
@@ -180,6 +214,10 @@ def _replacement(module: nn.Module) -> nn.Module:
         return norm
     if isinstance(module, nn.GroupNorm):
         module.__class__ = GroupNorm
+    if type(module) is nn.Conv2d:
+        module.__class__ = Conv2d
+    if type(module) is nn.MaxPool2d:
+        module.__class__ = MaxPool2d
     if isinstance(module, nn.Dropout):
         return Dropout(module.p)
     if isinstance(module, _STOCK_CHANNEL_DROPOUTS):

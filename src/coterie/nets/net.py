@@ -80,8 +80,6 @@ class Net:
     ) -> None:
         self.factory, self.shape, self.classes, self.name = factory, tuple(shape), classes, name
         self.device, self.dtype = torch.device(device), dtype
-        self.channels_last = self.device.type == "cpu"
-        """Whether kernels are used in the memory format that they are stored in, or copied into torch's usual one."""
         self.module = adopt(self.build(torch.Generator()))
         named = dict(self.module.named_parameters())
         # What the factory itself froze goes with the running statistics: nothing trains it.
@@ -143,14 +141,21 @@ class Net:
             self.module.train(current.training)
         # A module may change its buffers in place: then a copy, not what was given.
         trained = self.parameters.views(parameters)
-        if not self.channels_last:
-            trained = {name: tensor.contiguous() for name, tensor in trained.items()}
+        if self.device.type == "cuda" and (current.stacked or not self._channels_last):
+            inputs = [x.contiguous() if isinstance(x, Tensor) else x for x in inputs]
+            if not current.stacked:
+                trained = {name: tensor.contiguous() for name, tensor in trained.items()}
         tensors = trained | self.buffers.views(buffers.clone())
         with passing(current):
             output = functional_call(self.module, tensors, tuple(inputs), tie_weights=self._tied)
         if not (current.training and self.buffers.names):
             return output, buffers
         return output, self.buffers.flatten(tensors)
+
+    @cached_property
+    def _channels_last(self) -> bool:
+        """Whether images of this net are best left channels-last on a GPU: group normalisation would copy them."""
+        return not any(isinstance(module, nn.GroupNorm) for module in self.module.modules())
 
     @cached_property
     def layers(self) -> tuple[str, ...]:
