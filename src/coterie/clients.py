@@ -264,15 +264,28 @@ class Clients:
 
         With a `mixture` [client, model] each client's models are one predictor: their probabilities, so weighted.
         """
+        return self.evaluate_each(models, (on,), mixture)[0]
+
+    def evaluate_each(
+        self, models: Models, parts: Sequence[str], mixture: Tensor | None = None
+    ) -> tuple[Evaluation, ...]:
+        """The same on several parts of the clients' data, in one go where that can be done."""
         self._check_stack(models, "models")
         several = len(models.shape) > 1 and mixture is None
         stack = models if len(models.shape) > 1 else models.inserted(1)
-        parts = self._part(on)
+        indices = [self._part(part) for part in parts]
         # A stack that was expanded over the clients repeats the same rows: all data goes through each model at once.
-        same = len(self) == 1 or stack.parameters.stride(0) == 0
-        totals = self._on_everything(stack[0], parts, mixture) if same else self._on_own(stack, parts, mixture)
-        correct, correct_top5, loss_sum = totals if several else totals[:, :, 0]
-        return Evaluation(correct, correct_top5, loss_sum, self._counts(parts))
+        if len(self) == 1 or stack.parameters.stride(0) == 0:
+            every = [index for part in indices for index in part]
+            weights = None if mixture is None else mixture.repeat(len(parts), 1)
+            totals = self._on_everything(stack[0], every, weights).unflatten(1, (len(parts), -1)).unbind(1)
+        else:
+            totals = tuple(self._on_own(stack, part, mixture) for part in indices)
+        results = []
+        for scores, part in zip(totals, indices, strict=True):
+            correct, correct_top5, loss_sum = scores if several else scores[:, :, 0]
+            results.append(Evaluation(correct, correct_top5, loss_sum, self._counts(part)))
+        return tuple(results)
 
     def _block(self, models: int) -> int:
         """How many samples go through so many models at once."""

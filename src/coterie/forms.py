@@ -30,6 +30,7 @@ class Form(ABC):
     """How models of many clients are run and differentiated."""
 
     name: str
+    about: str
     together: bool
     """Whether clients are computed together, as many as memory allows."""
     stacked: bool = False
@@ -92,6 +93,7 @@ class Loop(Form):
     """One client after another, with plain autograd."""
 
     name = "loop"
+    about = "one client after another"
     together = False
 
     def train(
@@ -141,6 +143,7 @@ class Branch(Loop):
     """The loop with its clients side by side: each replays its own recorded steps, in a stream of its own."""
 
     name = "branch"
+    about = "clients side by side, each replaying its own recorded steps on a GPU"
     together = True
 
     def train(
@@ -167,6 +170,7 @@ class Vectorised(Form):
     """Many clients at once, along a new first axis of every tensor. One alone is none: plain kernels are faster."""
 
     name = "vectorised"
+    about = "many clients in every operation, in recorded steps on a GPU"
     together = stacked = True
 
     def train(

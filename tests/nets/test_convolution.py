@@ -7,7 +7,7 @@ from torch import nn
 from torch.func import grad, vmap
 
 from coterie.nets import layers
-from coterie.nets.convolution import convolve, convolving, pool
+from coterie.nets.convolution import convolve, convolving, normalise, pool
 from coterie.nets.layers import Conv2d, Pass, adopt, passing
 
 
@@ -192,3 +192,76 @@ def test_triton_pooling_is_exact(size):
     assert torch.equal(F.max_pool2d(x.flatten(0, 1), 2).reshape(found.shape), found)
     unequal = index != places
     assert (x.amax() == 0) or (found[unequal] == 0).all(), "only zeros are equal"
+
+
+class Norms:
+    """Group normalisation with torch's own operations, in the pieces that kernels give."""
+
+    def group_norm(self, images, weights, biases, groups, eps):
+        grouped = images.unflatten(1, (groups, -1)).flatten(2)
+        spread, centre = torch.var_mean(grouped, dim=2, correction=0)
+        each = images.shape[1] // groups
+        centres, scales = (v.repeat_interleave(each, dim=1) for v in (centre, (spread + eps).rsqrt()))
+        normal = (images - centres[:, :, None, None]) * scales[:, :, None, None]
+        return normal * weights[:, None, None] + biases[:, None, None], centres, scales
+
+    def group_norm_back(self, images, gradients, centres, scales, weights, groups):
+        normal = (images - centres[:, :, None, None]) * scales[:, :, None, None]
+        change = gradients * weights[:, None, None]
+
+        def over_groups(values):
+            mean = values.unflatten(1, (groups, -1)).mean((2, 3, 4))
+            return mean.repeat_interleave(images.shape[1] // groups, dim=1)[:, :, None, None]
+
+        back = change - over_groups(change) - normal * over_groups(change * normal)
+        return back * scales[:, :, None, None], (gradients * normal).sum((0, 2, 3)), gradients.sum((0, 2, 3))
+
+
+def images_to_normalise(channels=8, size=(5, 6), device="cpu", dtype=torch.float64, rows=3):
+    rng = torch.Generator().manual_seed(1)
+    x = 3 + torch.randn(rows, channels, *size, generator=rng, dtype=torch.float64)
+    weight, bias = torch.randn(2, channels, generator=rng, dtype=torch.float64)
+    x = x.to(device, dtype).contiguous(memory_format=torch.channels_last)
+    return [x.requires_grad_(), *(v.to(device, dtype).clone().requires_grad_() for v in (weight, bias))]
+
+
+def gradients_of(function, given):
+    output = function(*given)
+    return output, *torch.autograd.grad(output.sin().sum(), given)
+
+
+def test_group_normalisation_and_its_derivatives():
+    given = images_to_normalise()
+    ours_, theirs_ = (
+        gradients_of(f, given)
+        for f in (lambda *of: normalise(*of, 4, 1e-5, Norms()), lambda x, w, b: F.group_norm(x, 4, w, b, 1e-5))
+    )
+    for found, expected in zip(ours_, theirs_, strict=True):
+        torch.testing.assert_close(found, expected)
+
+    def second(function):
+        def length(x):
+            return grad(lambda x: function(x, *given[1:]).sin().sum())(x).square().sum()
+
+        return grad(length)(given[0].detach())
+
+    torch.testing.assert_close(
+        second(lambda *of: normalise(*of, 4, 1e-5, Norms())), second(lambda x, w, b: F.group_norm(x, 4, w, b, 1e-5))
+    )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize(
+    ("channels", "size", "groups"), [(64, (32, 32), 32), (512, (4, 4), 32), (8, (7, 5), 2), (1, (3, 3), 1)]
+)
+def test_triton_group_normalisation(channels, size, groups):
+    from coterie.nets import kernels
+
+    found = gradients_of(
+        lambda *of: normalise(*of, groups, 1e-5, kernels), images_to_normalise(channels, size, "cuda", torch.float32)
+    )
+    expected = gradients_of(
+        lambda x, w, b: F.group_norm(x, groups, w, b, 1e-5), images_to_normalise(channels, size, "cuda")
+    )
+    for one, other in zip(found, expected, strict=True):
+        near(one, other)

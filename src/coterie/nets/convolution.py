@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
-__all__ = ["Kernels", "convolve", "convolving", "pool", "pooling"]
+__all__ = ["Kernels", "convolve", "convolving", "normalise", "pool", "pooling"]
 
 Padding = tuple[int, int]
 
@@ -39,6 +39,18 @@ class Kernels(Protocol):
 
     def unpool(self, gradients: Tensor, index: Tensor, height: int, width: int) -> Tensor:
         """Gradients of squares, put where the largest pixel was."""
+        ...
+
+    def group_norm(
+        self, images: Tensor, weights: Tensor, biases: Tensor, groups: int, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Group normalisation of images [row, channel, y, x] that lie channels-last; centres and scales."""
+        ...
+
+    def group_norm_back(
+        self, images: Tensor, gradients: Tensor, centres: Tensor, scales: Tensor, weights: Tensor, groups: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The gradients of input, weights and biases."""
         ...
 
 
@@ -207,6 +219,36 @@ class _Unpool(torch.autograd.Function):
     ) -> tuple[Tensor, int]:
         gradient, index = _stacked(info, dims, gradient, index)
         return kernels.unpool(gradient, index, *sizes), 0
+
+
+def normalise(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, kernels: Kernels) -> Tensor:
+    """`F.group_norm` with these kernels, for images that lie channels-last."""
+    result: Tensor = _GroupNorm.apply(x, weight, bias, groups, eps, kernels)[0]
+    return result
+
+
+class _GroupNorm(torch.autograd.Function):
+    """Group normalisation; its second derivative is torch's own."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, kernels: Kernels
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return kernels.group_norm(x, weight, bias, groups, eps)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+        x, weight, bias, ctx.groups, ctx.eps, ctx.kernels = inputs
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.save_for_backward(x, weight, bias, *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
+        x, weight, bias, centres, scales = ctx.saved_tensors
+        if torch.is_grad_enabled():  # somebody wants to differentiate this again
+            again = torch.func.vjp(lambda *of: F.group_norm(of[0], ctx.groups, *of[1:], ctx.eps), x, weight, bias)
+            return *again[1](gradient), None, None, None
+        return *ctx.kernels.group_norm_back(x, gradient, centres, scales, weight, ctx.groups), None, None, None
 
 
 def _stacked(info: Any, dims: Any, *tensors: Tensor) -> list[Tensor]:

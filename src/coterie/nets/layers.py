@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from coterie.errors import SettingsError
-from coterie.nets.convolution import convolve, convolving, pool, pooling
+from coterie.nets.convolution import convolve, convolving, normalise, pool, pooling
 from coterie.randomness import uniform
 
 __all__ = ["BatchNorm", "Dropout", "Pass", "adopt", "passing"]
@@ -148,11 +148,21 @@ class MaxPool2d(nn.MaxPool2d):
 
 
 class GroupNorm(nn.GroupNorm):
-    """The stock layer, but for stacks of images that lie channels-last."""
+    """The stock layer, but for images that lie channels-last."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [row, channel, ...]."""
-        return _in_any_layout(super().forward, x)
+        current = getattr(_local, "current", _EVALUATION)
+        kernels = pooling(x) if self.takes_channels_last and not current.stacked and x.dim() == 4 else None
+        if kernels is None or not x.is_contiguous(memory_format=torch.channels_last):
+            return _in_any_layout(super().forward, x)
+        return normalise(x, self.weight, self.bias, self.num_groups, self.eps, kernels)
+
+    @property
+    def takes_channels_last(self) -> bool:
+        """Whether there are kernels for it: those take powers of two."""
+        powers = all(number & (number - 1) == 0 for number in (self.num_channels, self.num_groups))
+        return powers and self.affine and self.num_channels <= 1024
 
 
 def _in_any_layout(kernel: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

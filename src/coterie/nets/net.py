@@ -11,7 +11,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from coterie.errors import SettingsError
-from coterie.nets.layers import Pass, adopt, passing
+from coterie.nets.layers import GroupNorm, Pass, adopt, passing
 
 __all__ = ["Factory", "Layout", "Net"]
 
@@ -154,8 +154,11 @@ class Net:
 
     @cached_property
     def _channels_last(self) -> bool:
-        """Whether images of this net are best left channels-last on a GPU: group normalisation would copy them."""
-        return not any(isinstance(module, nn.GroupNorm) for module in self.module.modules())
+        """Whether images of this net are best left channels-last on a GPU: torch's group normalisation copies them."""
+        norms = [module for module in self.module.modules() if isinstance(module, nn.GroupNorm)]
+        return not norms or (
+            self.dtype == torch.float32 and all(isinstance(n, GroupNorm) and n.takes_channels_last for n in norms)
+        )
 
     @cached_property
     def layers(self) -> tuple[str, ...]:

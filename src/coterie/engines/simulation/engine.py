@@ -33,8 +33,8 @@ _SERVER_PART = 1000
 _SMALL_NET = 100_000
 """Multiply-and-adds per sample up to which the vectorised form is the faster one on a CPU (see benchmarks)."""
 
-_SMALL_NET_GPU = 10_000_000
-"""The same on a GPU; larger nets are faster side by side, in the form `branch`."""
+_SMALL_NET_GPU, _SMALL_NET_TF32 = 10_000_000, 20_000_000
+"""The same on a GPU, and in tf32, for which there are kernels; larger nets are faster side by side, as `branch`."""
 
 _QUICK_EPOCH = 1e10
 """Multiply-and-adds of an epoch over all clients up to which starting worker processes does not pay: about a second."""
@@ -112,7 +112,8 @@ class Simulation:
             return self.computing.engine
         if device.type == "cpu":
             return "vectorised" if self.net.work <= _SMALL_NET else "loop"
-        return "vectorised" if self.net.work <= _SMALL_NET_GPU else "branch"
+        most = _SMALL_NET_TF32 if self.computing.precision == "tf32" else _SMALL_NET_GPU
+        return "vectorised" if self.net.work <= most else "branch"
 
     def _choose_workers(self, device: torch.device) -> int:
         if device.type != "cpu":
@@ -130,15 +131,15 @@ class Simulation:
 
     def explain(self) -> str:
         """How it computes, and why."""
-        device = self._site.pool.device
-        where = f"{self._workers.count} worker processes" if self._workers else "this process"
-        work = f"{self.net.work:,} multiply-and-adds a sample"
-        told = "as told" if self.computing.engine in FORMS else f"chosen for {work} on {device}"
-        form = self._site.form
-        together = (
-            f", up to {self._lanes(32):,} clients together in {self._memory_limit:.1f} GB" if form.together else ""
-        )
-        return f"{form.name} form ({told}), {self.computing.precision}, in {where}{together}"
+        device, form, net = self._site.pool.device, self._site.form, self.net
+        told = "as told" if self.computing.engine in FORMS else f"chosen for this net on {device.type}"
+        where = f"{self._workers.count} worker processes of one thread" if self._workers else "this process"
+        parts = [f"{form.name} form ({told}): {form.about}"]
+        parts.append(f"net {net.name}: {net.parameters.total:,} parameters, {net.work:,} multiply-and-adds a sample")
+        parts.append(f"{self.computing.precision} on {device}, in {where}")
+        if form.together:
+            parts.append(f"up to {self._lanes(32):,} clients together, as {self._memory_limit:.3g} GB allow")
+        return "; ".join(parts)
 
     def _chunks(self, call: Call) -> list[np.ndarray]:
         """The rows of a call in groups that are computed together, clients with most samples first."""
