@@ -163,8 +163,7 @@ def _explain(settings: Settings, notes: Iterable[str]) -> None:
     _say(notes)
     fed = settings.world.federation()
     try:
-        for line in fed.explain().split("; "):
-            print(line)
+        sys.stdout.write(fed.explain().replace("; ", "\n") + "\n")
     finally:
         fed.close()
 

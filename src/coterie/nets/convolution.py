@@ -246,8 +246,11 @@ class _GroupNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
         x, weight, bias, centres, scales = ctx.saved_tensors
         if torch.is_grad_enabled():  # somebody wants to differentiate this again
-            again = torch.func.vjp(lambda *of: F.group_norm(of[0], ctx.groups, *of[1:], ctx.eps), x, weight, bias)
-            return *again[1](gradient), None, None, None
+
+            def native(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+                return F.group_norm(x, ctx.groups, weight, bias, ctx.eps)
+
+            return *torch.func.vjp(native, x, weight, bias)[1](gradient), None, None, None
         return *ctx.kernels.group_norm_back(x, gradient, centres, scales, weight, ctx.groups), None, None, None
 
 
