@@ -2,9 +2,10 @@
 
 import logging
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from coterie.engines.chunk import Result, Site, device_of, part_of, run_chunk
 from coterie.engines.simulation.workers import Workers
 from coterie.errors import CoterieError, SettingsError
 from coterie.federation import Answers, Call
-from coterie.forms import FORMS, form_named
+from coterie.forms import FORMS, Form, form_named
 from coterie.letters import Letters
 from coterie.memory import Memory, Value
 from coterie.nets import make_net
@@ -88,10 +89,21 @@ class Computing:
 class Simulation:
     """An engine that holds the whole population."""
 
-    def __init__(self, population: Population, net: str | Factory, computing: Computing | None = None) -> None:
+    def __init__(
+        self,
+        population: Population,
+        net: str | Factory,
+        computing: Computing | None = None,
+        beside: "Simulation | None" = None,
+    ) -> None:
+        """An engine for a population; `beside` another of the same net and samples, it shares both with it."""
         self.computing = computing or Computing()
         device, dtype = self.computing.find_device(), self.computing.dtype
-        self.net = make_net(net, population.shape, population.classes, device, dtype)
+        if beside is None:
+            self.net = make_net(net, population.shape, population.classes, device, dtype)
+            self._pool = Pool.of(population, device, dtype)
+        else:
+            self.net, self._pool = beside.net, beside._pool
         self.names = population.names
         self.sizes = [len(shard.train) for shard in population.shards]
         parts = _server_parts(population.server)
@@ -99,7 +111,7 @@ class Simulation:
         shards = [*population.shards, population.server, *parts]
         self.server = range(-len(parts), 0)
         form = form_named(self._choose_form(device), half=self.computing.precision == "bf16")
-        self._site = Site(self.net, Pool.of(population, device, dtype), shards, population.server.test, form)
+        self._site = Site(self.net, self._pool, shards, population.server.test, form)
         self._memory = Memory(len(shards))
         self._memory_limit = self._choose_memory(device)
         workers = self._choose_workers(device)
@@ -128,6 +140,15 @@ class Simulation:
         if self.computing.memory is not None:
             return self.computing.memory
         return torch.cuda.mem_get_info(device)[0] / 2e9 if device.type == "cuda" else 1.0
+
+    @property
+    def form(self) -> Form:
+        """How clients are computed."""
+        return self._site.form
+
+    @form.setter
+    def form(self, form: Form) -> None:
+        self._site = replace(self._site, form=form)
 
     def explain(self) -> str:
         """How it computes, and why."""
@@ -267,19 +288,42 @@ def _joined(parts: Sequence[Mapping[str, Value]], order: torch.Tensor) -> dict[s
 
 @contextmanager
 def _computing(precision: str, device: torch.device) -> Iterator[None]:
-    """Torch's settings while a program runs; they are as before afterwards."""
-    with ExitStack() as stack:
-        if device.type == "cpu":
-            # One thread: with several, small operations of a loaded machine take up to ten times as long.
-            threads = torch.get_num_threads()
-            torch.set_num_threads(1)
-            stack.callback(torch.set_num_threads, threads)
-        else:
-            tf32 = precision == "tf32"
-            before = torch.get_float32_matmul_precision()
-            torch.set_float32_matmul_precision("high" if tf32 else "highest")
-            stack.callback(torch.set_float32_matmul_precision, before)
-            stack.enter_context(
-                torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32)
-            )
+    """Torch's settings while programs run; when the last of them ends, they are as before.
+
+    Runs that meet for training are all inside, in threads: the first sets what the others need too.
+    """
+    with _settings.lock:
+        if not _settings.inside:
+            _settings.undo = _set_torch(precision, device)
+        _settings.inside += 1
+    try:
         yield
+    finally:
+        with _settings.lock:
+            _settings.inside -= 1
+            if not _settings.inside:
+                _settings.undo.close()
+
+
+class _settings:  # noqa: N801
+    """How many programs run in this process, and what takes torch's settings back."""
+
+    lock = threading.Lock()
+    inside = 0
+    undo = ExitStack()
+
+
+def _set_torch(precision: str, device: torch.device) -> ExitStack:
+    undo = ExitStack()
+    if device.type == "cpu":
+        # One thread: with several, small operations of a loaded machine take up to ten times as long.
+        undo.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+    else:
+        tf32 = precision == "tf32"
+        undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        undo.enter_context(
+            torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32)
+        )
+    return undo
