@@ -195,8 +195,9 @@ class Federation:
     @property
     def clients(self) -> np.ndarray:
         """Positions of the clients that are there in this round."""
-        now = max(self.round, 1)
-        return np.array([client for client in self._engine.present() if self._arrivals.get(int(client), 0) <= now])
+        now, present = max(self.round, 1), self._engine.present()
+        late = [client for client, arrival in self._arrivals.items() if arrival > now]
+        return present[~np.isin(present, late)] if late else present
 
     def new_model(self) -> Models:
         """A freshly initialised model: the one that every run of this seed starts from."""
