@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -33,8 +34,8 @@ log = logging.getLogger("coterie")
 _WINDOW = 64
 """Steps whose tables lie on the device at fixed places; longer training replaces them window by window."""
 
-_KINDS = 24
-"""Kinds of bundles whose buffers and graphs are kept."""
+_KINDS = 12
+"""Kinds of bundles whose buffers and graphs are kept: those that were used last."""
 
 _OFTEN = 4
 """Steps of an unusual width that are worth a graph."""
@@ -50,13 +51,17 @@ def rounded_up(count: int, digits: int) -> int:
 
 
 def objective_key(objective: Objective) -> Hashable:
-    """What tells objectives apart: a partial function is known by its parts, a frozen dataclass by its fields."""
-    parts = (objective.func, objective.args, *objective.keywords.items()) if isinstance(objective, partial) else None
+    """What tells objectives apart: functions that are made anew for every call are known by what they consist of."""
+    parts: tuple[Any, ...] = (objective,)
+    if isinstance(objective, partial):
+        parts = (objective_key(objective.func), objective.args, *objective.keywords.items())
+    elif isinstance(objective, FunctionType) and objective.__closure__:
+        inside = (cell.cell_contents for cell in objective.__closure__)
+        parts = (objective.__code__, objective.__defaults__, *inside)
     for key in (parts, objective):
         with suppress(TypeError):
             hash(key)
-            if key is not None:
-                return key  # type: ignore[return-value]
+            return key  # type: ignore[return-value]
     return id(objective)  # the record keeps it alive: no other can get its number
 
 
