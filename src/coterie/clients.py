@@ -4,8 +4,9 @@
 go, on a real site on one. Everything that goes in or comes out has the client as its first axis.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from coterie.forms import Form
 from coterie.letters import Letter, Letters, checked_content
 from coterie.memory import Memory, Value
 from coterie.nets.net import Net
-from coterie.randomness import generator, torch_generator
+from coterie.randomness import generator
 from coterie.training import Lane, LocalTraining, Objective, Terms, Trained, cross_entropy
 from coterie.weights import Changes, Models
 
@@ -30,6 +31,10 @@ _ROWS = 256
 
 _GPU_ROWS, _GPU_NUMBERS = 16384, 1 << 30
 """The same on a GPU, as far as what the nets leave behind is not more than so many numbers."""
+
+_Block = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]
+"""Whose samples a block has, their places among the client's own, which are real (nothing: all), what the models give
+for them [model, ..., class], and their labels."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,8 @@ class Round:
     """The run, where several can reach the same sites."""
     phase: int = 0
     """The number of the call within the round."""
+    test_data: bool = False
+    """Whether a method may read clients' test data: only in protocols that do, whose tables say so."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,8 @@ class Clients:
 
     def _part(self, part: str) -> list[np.ndarray]:
         """The samples of each client in a part; `global` is the common test set."""
-        if part in ("test", "global") and not self._at.scoring:
+        allowed = self._at.scoring or (part == "test" and self._at.test_data)
+        if part in ("test", "global") and not allowed:
             raise CoterieError("test data is for scoring only: a method can reach train and validation data")
         if part == "global":
             return [np.empty(0, np.int64) if self._common is None else self._common] * len(self)
@@ -278,14 +286,87 @@ class Clients:
         if len(self) == 1 or stack.parameters.stride(0) == 0:
             every = [index for part in indices for index in part]
             weights = None if mixture is None else mixture.repeat(len(parts), 1)
-            totals = self._on_everything(stack[0], every, weights).unflatten(1, (len(parts), -1)).unbind(1)
+            totals = self._totals(stack, every, weights).unflatten(1, (len(parts), -1)).unbind(1)
         else:
-            totals = tuple(self._on_own(stack, part, mixture) for part in indices)
+            totals = tuple(self._totals(stack, part, mixture) for part in indices)
         results = []
         for scores, part in zip(totals, indices, strict=True):
-            correct, correct_top5, loss_sum = scores if several else scores[:, :, 0]
+            correct, correct_top5, loss_sum = (scores if several else scores[:, :, 0]).to(self._pool.device)
             results.append(Evaluation(correct, correct_top5, loss_sum, self._counts(part)))
         return tuple(results)
+
+    def _totals(self, stack: Models, parts: Sequence[np.ndarray], mixture: Tensor | None) -> Tensor:
+        """Scores summed over the samples of each part, [score, part, model]."""
+        columns = 1 if mixture is not None else stack.shape[1]
+        # Summed on the host: a GPU would add in another order every time, and so to other last bits.
+        totals = torch.zeros(3, len(parts), columns, dtype=torch.float64)
+        for whose, _, mask, outputs, y in self._blocks(stack, parts):
+            if mixture is not None:
+                weights = mixture[whose.to(mixture.device)]  # [row, model] or [client, 1, model]
+                outputs = _mixed(outputs, weights.movedim(-1, 0))[None]
+            scores = _scores(outputs, y)  # [score, model, row] or [score, model, client, row]
+            if mask is not None:
+                scores = torch.where(mask, scores, 0).sum(dim=3)
+            totals.index_add_(1, whose.flatten(), scores.transpose(1, 2).cpu())
+        return totals
+
+    def best_fit(self, models: Models, on: str = "train") -> Tensor:
+        """Which of several models per client has the lowest loss on its own data, [client].
+
+        The first of equals is taken; a loss that is not a number is never the lowest. A client without samples of this
+        kind goes by its training data.
+        """
+        if models.shape[1] == 1:
+            return torch.zeros(len(self), dtype=torch.int64, device=self._pool.device)
+        result = self.evaluate(models, on)
+        loss = result.loss
+        if on != "train" and not (result.samples > 0).all():
+            loss = torch.where(result.samples[:, None] > 0, loss, self.evaluate(models, "train").loss)
+        return loss.nan_to_num(nan=torch.inf).argmin(dim=1)
+
+    def losses(self, models: Models, on: str = "train") -> Tensor:
+        """Cross-entropy of every sample under several models per client, [client, model, sample].
+
+        The samples are in the order in which `Batch.index` counts them; a client with fewer than the others has NaN
+        behind its last one. Nothing is augmented and no noise is drawn.
+        """
+        self._check_stack(models, "models")
+        if len(models.shape) != 2:
+            raise CoterieError(f"models of shape {models.shape}: losses are of several models per client")
+        parts = self._part(on)
+        longest = max(len(part) for part in parts)
+        values = torch.full((len(self), models.shape[1], longest), torch.nan, dtype=torch.float64)
+        for whose, rows, mask, outputs, y in self._blocks(models, parts):
+            loss = _scores(outputs, y)[2].cpu()  # [model, client, row], or [model, row] of rows of any client
+            if mask is not None:
+                loss = torch.where(mask.cpu(), loss, torch.nan)
+            values[whose, :, rows] = loss.movedim(0, -1)
+        return values.to(self._pool.device)
+
+    def _blocks(self, models: Models, parts: Sequence[np.ndarray]) -> Iterator[_Block]:
+        """Runs models [client, model] over the clients' samples, a block of them at a time."""
+        # A stack that was expanded over the clients repeats the same rows: all data goes through each model at once.
+        same = len(self) == 1 or models.parameters.stride(0) == 0
+        return self._over_everything(models[0], parts) if same else self._over_own(models, parts)
+
+    def _over_everything(self, models: Models, parts: Sequence[np.ndarray]) -> Iterator[_Block]:
+        """The same models on the data of every client."""
+        every, most = np.concatenate(parts), self._block(len(models))
+        owner = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(part) for part in parts]))
+        place = torch.cat([torch.arange(len(part)) for part in parts])
+        index = torch.from_numpy(every).to(self._pool.device)
+        run = partial(self._form.outputs, models, shared=True)
+        # Clients that are tested on the same samples get the same outputs: they are computed once.
+        once = _without_repeats(every, len(self._pool.y))
+        known: Tensor | None = None
+        if len(once) < len(every):
+            blocks = torch.from_numpy(once).to(index.device).split(most)
+            known = torch.cat([run(self._pool.inputs(block)) for block in blocks], dim=1)
+        number = torch.from_numpy(np.searchsorted(once, every)).to(index.device) if known is not None else index
+        most = most if known is None else 64 * most
+        for block, whose, rows, of in zip(*(t.split(most) for t in (index, owner, place, number)), strict=True):
+            outputs = run(self._pool.inputs(block)) if known is None else known[:, of]
+            yield whose, rows, None, outputs, self._pool.y[block]
 
     def _block(self, models: int) -> int:
         """How many samples go through so many models at once."""
@@ -294,50 +375,25 @@ class Clients:
         each = models * (self.net.activations + self._pool.x[0].numel())
         return max(_ROWS, min(_GPU_ROWS, _GPU_NUMBERS // each))
 
-    def _on_everything(self, models: Models, parts: Sequence[np.ndarray], mixture: Tensor | None) -> Tensor:
-        """Scores of the same models on the data of every client, [score, client, model]."""
-        device = self._pool.device
-        every = np.concatenate(parts)
-        owner = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(part) for part in parts]))
-        # Clients that are tested on the same samples get the same outputs: they are computed once.
-        places = every if mixture is not None else _without_repeats(every, len(self._pool.y))
-        index, rows = torch.from_numpy(places).to(device), self._block(len(models))
-        columns = len(models) if mixture is None else 1
-        scores = [torch.zeros(3, columns, 0, dtype=torch.float64, device=device)]
-        for first in range(0, len(index), rows):
-            block = index[first : first + rows]
-            outputs = self._form.outputs(models, self._pool.inputs(block), shared=True)
-            if mixture is not None:
-                outputs = _mixed(outputs, mixture[owner[first : first + rows].to(mixture.device)].T)[None]
-            scores.append(_scores(outputs, self._pool.y[block]))
-        # Summed on the host: a GPU would add in another order every time, and so to other last bits.
-        whole = torch.cat(scores, dim=2).cpu().transpose(1, 2)
-        if len(places) < len(every):
-            whole = whole[:, torch.from_numpy(np.searchsorted(places, every))]
-        totals = torch.zeros(3, len(parts), columns, dtype=torch.float64).index_add_(1, owner, whole)
-        return totals.to(device)
-
-    def _on_own(self, models: Models, parts: Sequence[np.ndarray], mixture: Tensor | None) -> Tensor:
-        """Scores of each client's own models on its own data, [score, client, model]."""
+    def _over_own(self, models: Models, parts: Sequence[np.ndarray]) -> Iterator[_Block]:
+        """Each client's own models on its own data, padded to the longest."""
         device = self._pool.device
         order = sorted(range(len(parts)), key=lambda client: -len(parts[client]))
         sizes = [len(parts[client]) for client in order]
-        columns = models.shape[1] if mixture is None else 1
-        totals = torch.zeros(3, len(parts), columns, dtype=torch.float64, device=device)
-        rows = self._block(len(parts))
-        for first in range(0, sizes[0], rows):
-            whose = order[: sum(size > first for size in sizes)]
-            places, real = _padded([parts[client][first : first + rows] for client in whose])
+        most = self._block(len(parts))
+        for first in range(0, sizes[0], most):
+            whose = torch.tensor(order[: sum(size > first for size in sizes)])
+            places, real = _padded([parts[client][first : first + most] for client in whose])
             index, mask = torch.from_numpy(places).to(device), torch.from_numpy(real).to(device)
-            x = self._pool.inputs(index)
-            outputs = torch.stack(
-                [self._form.outputs(models[whose, column], x, shared=False) for column in range(models.shape[1])]
-            )
-            if mixture is not None:
-                outputs = _mixed(outputs, mixture[whose].T[:, :, None])[None]
-            scores = torch.where(mask, _scores(outputs, self._pool.y[index]), 0)  # [score, model, client, row]
-            totals[:, whose] += scores.sum(dim=3).transpose(1, 2)
-        return totals
+            x, own = self._pool.inputs(index), models[whose.to(device)]
+            columns = [self._form.outputs(own[:, column], x, shared=False) for column in range(models.shape[1])]
+            rows = first + torch.arange(places.shape[1])
+            yield whose[:, None], rows[None], mask, torch.stack(columns), self._pool.y[index]
+
+    def samples(self, row: int, on: str = "train") -> tuple[Tensor, Tensor]:
+        """The prepared inputs [sample, ...] and labels [sample] of one client, by its row."""
+        index = torch.from_numpy(self._part(on)[row]).to(self._pool.device)
+        return self._pool.inputs(index), self._pool.y[index]
 
     def inputs(self, on: str = "train") -> Tensor:
         """The clients' prepared inputs [client, row, ...]; all must have the same number of samples."""
@@ -405,7 +461,11 @@ def _padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return padded, real
 
 
-def new_models(net: Net, seed: int, count: int | None = None) -> Models:
-    """Freshly initialised models, [count] or a single one: the same for the same seed, each different."""
-    rows = [Models(net, *net.initial(torch_generator(seed, "net", number))) for number in range(count or 1)]
+def new_models(net: Net, seed: int, count: int | None = None, first: int = 0) -> Models:
+    """Freshly initialised models, [count] or a single one: the same for the same seed, each different.
+
+    `first` leaves out so many of them, for another draw.
+    """
+    numbers = range(first, first + (count or 1))
+    rows = [Models(net, *net.new(seed, number)) for number in numbers]
     return rows[0] if count is None else Models.stack(rows)

@@ -17,7 +17,17 @@ from coterie.memory import Value
 from coterie.training import LocalTraining
 from coterie.weights import Models
 
-__all__ = ["Program", "evaluate", "label_histogram", "predict", "program", "program_named", "programs", "train"]
+__all__ = [
+    "Program",
+    "choose",
+    "evaluate",
+    "label_histogram",
+    "predict",
+    "program",
+    "program_named",
+    "programs",
+    "train",
+]
 
 Outputs = Mapping[str, Value]
 
@@ -28,8 +38,8 @@ programs: dict[str, "Program"] = {}
 class Program:
     """A registered function `(clients, *inputs, **settings) -> outputs`; outputs have the client as first axis."""
 
-    def __init__(self, function: Callable[..., Any], scoring: bool = False) -> None:
-        self.function, self.scoring = function, scoring
+    def __init__(self, function: Callable[..., Any], scoring: bool = False, letters: bool = False) -> None:
+        self.function, self.scoring, self.letters = function, scoring, letters
         self.name = f"{function.__module__}.{function.__qualname__}"
         parameters = list(inspect.signature(function).parameters.values())
         if not parameters:
@@ -56,11 +66,15 @@ class Program:
         return outputs
 
 
-def program(function: Callable[..., Any] | None = None, *, scoring: bool = False) -> Any:
-    """Register a function as a program. `scoring` ones may read test data, and no method can run them."""
+def program(function: Callable[..., Any] | None = None, *, scoring: bool = False, letters: bool = False) -> Any:
+    """Register a function as a program.
+
+    `scoring` ones may read test data, and no method can run them. Those with `letters` may write to other clients:
+    over a real network the receivers' keys are fetched before such a program runs.
+    """
 
     def decorate(function: Callable[..., Any]) -> Program:
-        made = Program(function, scoring)
+        made = Program(function, scoring, letters)
         programs[made.name] = made
         return made
 
@@ -85,6 +99,12 @@ def evaluate(clients: Clients, models: Models, on: str = "validation") -> Output
     """Accuracy and mean loss of models on the client's own data, and on how many samples; 0 where there are none."""
     result = clients.evaluate(models, on)
     return {"accuracy": result.accuracy.nan_to_num(0), "loss": result.loss.nan_to_num(0), "evaluated": result.samples}
+
+
+@program
+def choose(clients: Clients, models: Models, on: str = "train") -> Outputs:
+    """Which of several models fits the client's own data best."""
+    return {"choice": clients.best_fit(models, on)}
 
 
 @program

@@ -3,7 +3,7 @@
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -13,18 +13,17 @@ import torch
 
 from coterie.clients import Clients, Round
 from coterie.data.population import Pool, Population, Shard
-from coterie.engines.chunk import Result, Site, device_of, part_of, run_chunk
+from coterie.engines.chunk import Result, Site, joined, part_of, run_chunk
 from coterie.engines.simulation.workers import Workers
 from coterie.errors import CoterieError, SettingsError
 from coterie.federation import Answers, Call
 from coterie.forms import FORMS, Form, form_named
 from coterie.letters import Letters
-from coterie.memory import Memory, Value
+from coterie.memory import Memory
 from coterie.nets import make_net
 from coterie.nets.net import Factory
-from coterie.weights import Stack
 
-__all__ = ["Computing", "Simulation"]
+__all__ = ["Computing", "Simulation", "server_parts", "settled"]
 
 log = logging.getLogger("coterie")
 
@@ -106,7 +105,7 @@ class Simulation:
             self.net, self._pool = beside.net, beside._pool
         self.names = population.names
         self.sizes = [len(shard.train) for shard in population.shards]
-        parts = _server_parts(population.server)
+        parts = server_parts(population.server)
         # Positions from the end: the parts of the global test set are -1, -2 ..., then comes what the server trains on.
         shards = [*population.shards, population.server, *parts]
         self.server = range(-len(parts), 0)
@@ -199,7 +198,7 @@ class Simulation:
             self._memory.update(torch.from_numpy(one.clients), {name: value.to("cpu") for name, value in kept.items()})
         order = torch.from_numpy(np.argsort(np.concatenate([one.clients for one, _ in results])))
         letters = Letters(letter for _, (_, _, written) in results for letter in written)
-        return Answers(call.clients, _joined([outputs for _, (outputs, _, _) in results], order), letters)
+        return Answers(call.clients, joined([outputs for _, (outputs, _, _) in results], order), letters)
 
     def _memory_of(self, call: Call) -> Memory:
         return self._memory.rows(torch.from_numpy(call.clients))
@@ -207,7 +206,7 @@ class Simulation:
     def _run_here(self, call: Call) -> list[tuple[Call, Result]]:
         """Run a program in this process, in smaller groups if memory runs out."""
         try:
-            with _computing(self.computing.precision, self._site.pool.device):
+            with settled(self.computing.precision, self._site.pool.device):
                 return [(call, run_chunk(call, self._memory_of(call), self._site))]
         except torch.OutOfMemoryError as error:
             if len(call.clients) == 1:
@@ -225,8 +224,13 @@ class Simulation:
     def server_clients(self, at: Round) -> Clients:
         """The `Clients` interface over what the server itself holds."""
         server = -len(self.server) - 1
-        if not len(self._site.shards[server].train):
-            raise CoterieError("the server holds no samples: set server_samples")
+        held = self._site.shards[server]
+        if not len(held.train):
+            raise CoterieError("the server holds no samples: set server_samples, e.g. --server-samples 500")
+        if not at.test_data and np.isin(held.train, held.test).any():
+            raise CoterieError(
+                "server_from=test: test data is for scoring only, and this method does not say it reads it"
+            )
         return self._site.clients([server], at)
 
     # What clients keep
@@ -269,25 +273,15 @@ class Simulation:
             self._workers = None
 
 
-def _server_parts(server: Shard) -> list[Shard]:
+def server_parts(server: Shard) -> list[Shard]:
+    """The global test set in parts that are scored like clients."""
     none = np.empty(0, dtype=np.int64)
     cuts = range(0, len(server.test), _SERVER_PART)
     return [Shard(f"server/{cut}", none, none, server.test[cut : cut + _SERVER_PART]) for cut in cuts]
 
 
-def _joined(parts: Sequence[Mapping[str, Value]], order: torch.Tensor) -> dict[str, Value]:
-    """Outputs of the groups as one, in the order of the clients."""
-    joined: dict[str, Value] = {}
-    for name in parts[0]:
-        values = [part[name] for part in parts]
-        first = values[0]
-        whole = type(first).cat(values) if isinstance(first, Stack) else torch.cat(values)  # type: ignore[arg-type]
-        joined[name] = whole[order.to(device_of(whole))]
-    return joined
-
-
 @contextmanager
-def _computing(precision: str, device: torch.device) -> Iterator[None]:
+def settled(precision: str, device: torch.device) -> Iterator[None]:
     """Torch's settings while programs run; when the last of them ends, they are as before.
 
     Runs that meet for training are all inside, in threads: the first sets what the others need too.
