@@ -137,6 +137,33 @@ def test_memory_decides_how_many_clients_are_computed_together():
     assert len(many._chunks(call)) == 1
 
 
+@program
+def hungry(clients: Clients):
+    """Runs out of memory for more than two clients."""
+    if len(clients) > 2:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return {"sizes": clients.sizes}
+
+
+def test_when_memory_runs_out_fewer_clients_are_computed_together(caplog):
+    fed = federation("vectorised")
+    before = fed._engine._memory_limit
+    assert fed.run(hungry).sizes.tolist() == fed.sizes.tolist()
+    assert fed._engine._memory_limit < before
+    assert "memory ran out for 7 clients together: going on with 3" in caplog.text
+
+
+@program
+def insatiable(clients: Clients):
+    """Runs out of memory for every client."""
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_client_for_which_memory_never_suffices_is_an_error():
+    with pytest.raises(CoterieError, match="one client alone"):
+        federation("vectorised").run(insatiable)
+
+
 def test_clients_with_most_samples_are_computed_first():
     fed = federation("vectorised", memory=2e-5)
     call = coterie.federation.Call(train, np.arange(7))
