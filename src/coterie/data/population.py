@@ -14,7 +14,7 @@ from coterie.data.split import TRANSFORMS, Split, SplitRule
 from coterie.errors import DataError, SettingsError
 from coterie.randomness import generator
 
-__all__ = ["Division", "Pool", "Population", "Shard", "populate"]
+__all__ = ["Division", "Pool", "Population", "Shard", "populate", "scaling_of"]
 
 TestKind = Literal["auto", "own", "labels", "proportions", "global"]
 Scaling = Literal["channel", "unit", "none"]
@@ -149,7 +149,7 @@ def populate(data: Dataset, split: SplitRule | Split, division: Division | None 
         probe = _last_of_each_class(data, division.server_samples)
     everything = np.arange(len(data), len(data) + (0 if data.test is None else len(data.test)))
     server = Shard("server", pool.places(probe, None), np.empty(0, np.int64), pool.places(everything, None))
-    shift, scale = _scaling(data, division.scaling)
+    shift, scale = scaling_of(data, division.scaling)
     augment = division.augment == "crop-flip"
     if augment and len(data.shape) != 3:
         raise SettingsError(f"augment=crop-flip: needs images; {data.name} has inputs of shape {data.shape}")
@@ -248,7 +248,8 @@ class _Samples:
         return np.concatenate(self.x), np.concatenate(self.y)
 
 
-def _scaling(data: Dataset, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
+def scaling_of(data: Dataset, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
+    """What is subtracted from a data set's inputs, and what they are divided by then, per channel."""
     channels = data.shape[0]
     if scaling == "none":
         return np.zeros(channels), np.ones(channels)

@@ -92,16 +92,20 @@ def _local(
     The data is divided among the sites as `coterie run METHOD --clients SITES` divides it, and the result is the same.
     """
     _require_flower()
-    from coterie.deploy.local import LocalFederation, prepare
+    from coterie.deploy.local import LocalFederation, deployment_of, prepare
     from coterie.engines.flower.engine import Waiting
 
+    if sites < 1:
+        raise SettingsError(f"sites={sites}: at least 1")
     if given.setdefault("clients", sites) != sites:
         raise SettingsError(f"clients={given['clients']}: there are {sites} sites; say --sites")
     settings, notes = Settings.of(given, method)
     for note in notes:
         tell("note:", note, errors)
     waiting = Waiting(sites=sites, min_sites=min(min_sites, sites), timeout=timeout, patience=patience)
-    settings.world.population  # noqa: B018  # whatever is wrong with the settings must show before a folder is made
+    # Whatever is wrong with the settings must show before a folder is made.
+    deployment_of(settings, waiting)
+    settings.world.population  # noqa: B018
     if out is not None:
         require_empty(out)
     place = out or NewFolder(RUNS, f"{method}-{Path(settings.world.data).stem}-sites")

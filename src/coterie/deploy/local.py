@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
-from coterie.data.population import Population, Shard
+from coterie.data.population import Population, Shard, scaling_of
 from coterie.deploy.app import site_table, write_app
 from coterie.deploy.control import Control
 from coterie.deploy.processes import Process, Processes, flower_environment, free_port, start_superlink
@@ -33,13 +33,14 @@ def deployment_of(settings: Settings, waiting: Waiting | None = None) -> Deploym
     world = settings.world
     if world.arrivals:
         raise SettingsError("arrivals: real sites arrive when they connect")
-    population = world.population
+    data = world.dataset
+    shift, scale = scaling_of(data, world.division.scaling)
     task = Task(
-        labels=population.labels,
-        shape=population.shape,
+        labels=data.labels,
+        shape=data.shape,
         net=world.net_name,
-        shift=tuple(population.shift.tolist()),
-        scale=tuple(population.scale.tolist()),
+        shift=tuple(shift.tolist()),
+        scale=tuple(scale.tolist()),
         name=Path(world.data).stem,
     )
     return Deployment(
