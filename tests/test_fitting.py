@@ -140,10 +140,19 @@ class Keeper:
         self.last = copy.deepcopy(checkpoint)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "local", "scaffold"])
+RESUMED = {
+    "fedavg": {"server_momentum": 0.5},
+    "fedprox": {},
+    "local": {},
+    "scaffold": {},
+    "slfed": {"synthetic": 20, "gan_steps": 5},
+}
+
+
+@pytest.mark.parametrize("name", RESUMED)
 @pytest.mark.parametrize("at", [1, 3, 5])
 def test_a_resumed_run_ends_like_an_unbroken_one(name, at):
-    made = methods.make(name, rounds=5, participation=0.6, **({"server_momentum": 0.5} if name == "fedavg" else {}))
+    made = methods.make(name, rounds=5, participation=0.6, **RESUMED[name])
     scoring = Scoring(views=("served", "last"), evaluate_every=2)
     keeper = Keeper()
     whole = made.fit(federation(), scoring=scoring, observers=[keeper])

@@ -234,7 +234,7 @@ def test_telling_only_what_was_seen_reaches_everybody_much_later(courses):
 
 
 def test_gossip_washes_out_who_is_similar_to_whom(courses):
-    # A finding: B's opinion of C is discounted by how similar B is, but even that of the least similar counts by .2, and
+    # A finding: B's opinion of C is discounted by how similar B is, but even the least similar one counts by .2, and
     # what is told on is told again. In the end everybody has the same opinion of C: how similar it is to the average
     # client. True similarities are .9 within a group and .3 between groups.
     group = np.arange(50) % 5

@@ -135,9 +135,9 @@ class Clients:
         """A generator for each client, keyed by purpose, round and client."""
         return [generator(self._at.seed, purpose, self._at.number, name) for name in self.names]
 
-    def initial(self) -> Models:
-        """The model that every run of this seed starts from, for each client."""
-        return new_models(self.net, self._at.seed).expand(len(self))
+    def initial(self, net: Net | None = None) -> Models:
+        """The model that every run of this seed starts from, for each client; or one of another net."""
+        return new_models(net or self.net, self._at.seed).expand(len(self))
 
     # Remembering
 
@@ -222,10 +222,11 @@ class Clients:
         keys = [(*purpose, name, call) for name, call in zip(self.names, calls.tolist(), strict=True)]
         terms = Terms.of(start, pull, anchor, push, trains)
         trained = self._train(keys, start, local, epochs, terms, objective, sample_weights)
-        self._add("_steps", trained.steps.long().cpu())
         self._add("_rounds", (calls == 0).long())
-        if self._at.keep_last and start.net.parameters == self.net.parameters:
-            self.kept["_last"] = trained.models
+        if start.net.parameters == self.net.parameters:  # a helper's training, such as a GAN's, is not the model's
+            self._add("_steps", trained.steps.long().cpu())
+            if self._at.keep_last:
+                self.kept["_last"] = trained.models
         return trained
 
     def adapt(self, start: Models, local: LocalTraining) -> Models:

@@ -28,8 +28,8 @@ programs: dict[str, "Program"] = {}
 class Program:
     """A registered function `(clients, *inputs, **settings) -> outputs`; outputs have the client as first axis."""
 
-    def __init__(self, function: Callable[..., Any], scoring: bool = False) -> None:
-        self.function, self.scoring = function, scoring
+    def __init__(self, function: Callable[..., Any], scoring: bool = False, letters: bool = False) -> None:
+        self.function, self.scoring, self.letters = function, scoring, letters
         self.name = f"{function.__module__}.{function.__qualname__}"
         parameters = list(inspect.signature(function).parameters.values())
         if not parameters:
@@ -56,11 +56,15 @@ class Program:
         return outputs
 
 
-def program(function: Callable[..., Any] | None = None, *, scoring: bool = False) -> Any:
-    """Register a function as a program. `scoring` ones may read test data, and no method can run them."""
+def program(function: Callable[..., Any] | None = None, *, scoring: bool = False, letters: bool = False) -> Any:
+    """Register a function as a program.
+
+    `scoring` ones may read test data, and no method can run them. Those with `letters` may write to other clients:
+    over a real network the receivers' keys are fetched before such a program runs.
+    """
 
     def decorate(function: Callable[..., Any]) -> Program:
-        made = Program(function, scoring)
+        made = Program(function, scoring, letters)
         programs[made.name] = made
         return made
 

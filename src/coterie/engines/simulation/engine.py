@@ -84,6 +84,8 @@ class Computing:
 class Simulation:
     """An engine that holds the whole population."""
 
+    real = False
+
     def __init__(self, population: Population, net: str | Factory, computing: Computing | None = None) -> None:
         self.computing = computing or Computing()
         device, dtype = self.computing.find_device(), self.computing.dtype
