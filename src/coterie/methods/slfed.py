@@ -39,7 +39,7 @@ Eq. 16 keeps everybody when all uncertainties are equal. How opinions are stored
 model that is mixed is the one after local training, where the text also speaks of the last mixed one.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import zip_longest
 from typing import Literal
 
@@ -48,18 +48,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from coterie import mixing, serving, sharing, trust
+from coterie import mixing, serving, sharing, sums, trust
 from coterie.clients import Clients
 from coterie.errors import SettingsError
 from coterie.federation import Federation, Replies
-from coterie.letters import Letter
 from coterie.method import Method, method
 from coterie.programs import Outputs, program
 from coterie.serving import Served
 from coterie.synthesis import class_counts, unpacked
 from coterie.synthesis import synthetic as synthetic_samples
 from coterie.training import LocalTraining
-from coterie.weights import Models
+from coterie.weights import Changes, Models, distances
 from coterie.wire import state
 
 __all__ = ["SLFed"]
@@ -176,50 +175,40 @@ class SLFed(Method):
 
     def _exchange(self, fed: Federation, here: Replies) -> None:
         """The sums by letters between clients."""
-        settings = {"names": tuple(fed.names), "mode": self.sharing}
+        names = tuple(fed.names)
         here = self._choose(fed, fed.run, here, reveal=False)
-        here = fed.run(share, here.clients, letters=here.letters, **settings)
+        here = fed.run(share, here.clients, letters=here.letters, names=names, mode=self.sharing)
         if self.sharing != "none":
-            here = fed.run(respond, here.clients, letters=here.letters, **settings)
-        fed.run(combine, here.clients, letters=here.letters, names=settings["names"])
+            here = fed.run(respond, here.clients, letters=here.letters, names=names, mode=self.sharing)
+        fed.run(combine, here.clients, letters=here.letters, names=names)
 
     def _mix(self, fed: Federation, ask: Callable[..., Replies], here: Replies) -> Tensor:
         """The sums by somebody who sees all models: how many contributors each client has, [client]."""
         here = self._choose(fed, ask, here, reveal=True)
         similarity = here.similarity[:, here.clients].cpu()
-        mixed = self._bounded(fed, mixing.personal(similarity), here.model)
+        weights = mixing.personal(similarity)
+        if self.server_clip:
+            bounded = mixing.clipped(weights, distances(here.model.parameters), self.server_clip)
+            mixed = bounded @ here.model + self._noise(fed, weights, here.model)
+        else:
+            mixed = weights @ here.model
         ask(adopt, here.clients, each={"model": mixed})
         return (similarity > 0).sum(dim=1)
 
-    def _bounded(self, fed: Federation, weights: Tensor, models: Models) -> Models:
-        """The mixed models, with every contributor's part in them bounded and noise on top if a server is told to."""
-        mixed = weights @ models
-        if not self.server_clip:
-            return mixed
-        rows = models.parameters
-        moves = []
-        for row, own in zip(weights.to(rows), rows, strict=True):
-            ways = rows - own
-            lengths = ways.norm(dim=1, keepdim=True)
-            moves.append(row @ (ways * (self.server_clip / lengths.clamp(min=1e-12)).clamp(max=1)))
-        parameters = rows + torch.stack(moves)
-        others = weights - torch.diag(weights.diagonal())
-        reach = self.server_noise * self.server_clip * others.amax(dim=1, keepdim=True)
+    def _noise(self, fed: Federation, weights: Tensor, models: Models) -> Changes:
+        """Noise in proportion to what the heaviest contributor of each client can do."""
+        heaviest = (weights - torch.diag(weights.diagonal())).amax(dim=1)
         # In earnest, noise that a seed can repeat protects nobody.
         rng = np.random.default_rng() if fed.real else fed.generator("noise")
-        noise = torch.from_numpy(rng.standard_normal(rows.shape)) * reach
-        return Models(models.net, parameters + noise.to(rows), mixed.buffers)
+        noise = torch.from_numpy(rng.standard_normal(models.parameters.shape))
+        return Changes(models.net, noise.to(models.parameters)) * (self.server_noise * self.server_clip * heaviest)
 
     def _charge(self, fed: Federation, contributors: Tensor) -> None:
         """Count what the letters of an exchange would have been for so many contributors of each client, [client]."""
         numbers = fed.net.parameters.total + fed.net.buffers.total
-        size = numbers * (fed.net.dtype.itemsize if self.sharing == "none" else 8)
-        for n in contributors.tolist():
-            listed = 8 + 8 * n  # a number, and the list of contributors
-            fed.ledger.add("peer", "request", n * listed)
-            if self.sharing != "none":
-                fed.ledger.add("peer", "share", n * (n - 1) * (listed + size))
-            fed.ledger.add("peer", "sum", n * size)
+        for count in contributors.tolist():
+            for subject, size in sums.traffic(count, numbers, self.sharing, fed.net.dtype.itemsize).items():
+                fed.ledger.add("peer", subject, size)
 
     def serve(self, fed: Federation, state: State) -> Served:
         """Each client's own mixed model."""
@@ -239,8 +228,8 @@ def last_refresh(round: int, every: int) -> int:  # noqa: A002
 # What a client keeps about every other one, in float64: evidence, opinion, and notes within a round
 
 _EVIDENCE, _OPINION = slice(0, 2), slice(2, 5)
-_ALIKE, _SIGMA, _ASKED = 5, 6, 7
-_STRANGER = np.array([1.0, 1.0, *trust.NOTHING, np.nan, 0.0, 0.0])
+_ALIKE, _SIGMA = 5, 6
+_STRANGER = np.array([1.0, 1.0, *trust.NOTHING, np.nan, 0.0])
 
 _BLOCK = 32
 """Clients in a block: others may join in mid-run, but what is kept under a name may not change its shape."""
@@ -343,9 +332,7 @@ def choose(clients: Clients, names: Names, present: Names, store: trust.Store, r
     if reveal:
         return {"model": clients.state("model"), "similarity": sigma}
     for row, weights in enumerate(sigma):
-        contributors = weights.nonzero()[:, 0]
-        for other in contributors.tolist():
-            clients.write(row, names[other], "request", sigma=weights[other], contributors=contributors)
+        sums.ask(clients, row, names, weights)
     return {}
 
 
@@ -356,72 +343,24 @@ def adopt(clients: Clients, model: Models) -> None:
 
 
 @program(letters=True)
-def share(clients: Clients, names: Names, mode: sharing.Mode | Literal["none"]) -> None:
+def share(clients: Clients, names: Names, mode: sums.Mode) -> None:
     """Split the own model, times its weight, among all contributors of everybody who asked (Eq. 17)."""
-    table, keys, models = _recall(clients, names), [], _flat(clients)
-    table[..., _ASKED] = 0
-    for row, me in enumerate(_places(clients, names)):
-        keys.append(sharing.new_key())
-        for letter in clients.letters(row, "request"):
-            sigma, contributors = letter.content["sigma"], letter.content["contributors"]
-            if mode == "none":
-                clients.write(row, letter.sender, "sum", values=(sigma * models[row]).to(clients.net.dtype))
-                continue
-            table[row, names.index(letter.sender), _ASKED] = sigma
-            others = [other for other in contributors.tolist() if other != me]
-            shares = _shares(clients, sigma * models[row], len(contributors), mode, keys[row], letter.sender)
-            for other, part in zip(others, shares[1:], strict=True):
-                at = torch.tensor(names.index(letter.sender))
-                clients.write(row, names[other], "share", of=at, contributors=contributors, values=part)
-    _remember(clients, table)
-    clients.keep(key=torch.tensor([list(key) for key in keys], dtype=torch.uint8))
+    sums.send_shares(clients, names, clients.state("model"), mode)
 
 
 @program(letters=True)
 def respond(clients: Clients, names: Names, mode: sharing.Mode) -> None:
-    """Sum up the shares that were received for each client that asked, with the own one, and send them (Eq. 18)."""
-    table, models = _recall(clients, names), _flat(clients)
-    for row, me in enumerate(_places(clients, names)):
-        key = bytes(clients.state("key")[row].tolist())
-        for asked, letters in _by_client(clients.letters(row, "share")):
-            contributors = letters[0].content["contributors"].tolist()
-            if {names.index(letter.sender) for letter in letters} != set(contributors) - {me}:
-                continue  # a share is lost, and with it the sum
-            sigma = table[row, asked, _ASKED]
-            # The own share is made again from the key, instead of keeping one for everybody who asked.
-            own = _shares(clients, sigma * models[row], len(contributors), mode, key, names[asked])[0]
-            total = sum((letter.content["values"] for letter in letters), start=own)
-            clients.write(row, names[asked], "sum", values=total)
-    clients.keep(key=torch.zeros(len(clients), 32, dtype=torch.uint8))
+    """Send everybody who asked the sum of the shares that were received, and of the own one (Eq. 18)."""
+    sums.send_sums(clients, names, clients.state("model"), mode)
 
 
 @program
 def combine(clients: Clients, names: Names) -> None:
     """Mix the own model with the sum of the contributors', if all of them have answered (Eq. 19)."""
-    table, own = _recall(clients, names), clients.state("model")
-    models = _flat(clients)
-    for row in range(len(clients)):
-        sigma, sums = table[row, :, _SIGMA], clients.letters(row, "sum")
-        if sums and {letter.sender for letter in sums} == {names[other] for other in np.flatnonzero(sigma)}:
-            total = torch.from_numpy(sharing.combine(torch.stack([letter.content["values"] for letter in sums])))
-            models[row] = (models[row] + total) / (1 + sigma.sum())
-    parts = models.to(own.parameters).split([own.net.parameters.total, own.net.buffers.total], dim=1)
+    own, sigma = clients.state("model"), torch.from_numpy(_recall(clients, names)[..., _SIGMA])
+    mixed = sums.flat(own)
+    for row, weights in enumerate(sigma):
+        if (total := sums.received(clients, row, names, weights)) is not None:
+            mixed[row] = (mixed[row] + total) / (1 + weights.sum())
+    parts = mixed.to(own.parameters).split([tensor.shape[1] for tensor in own.tensors], dim=1)
     clients.keep(model=Models(own.net, *parts))
-
-
-def _flat(clients: Clients) -> Tensor:
-    """The clients' models as rows of all their numbers, in float64 on the host."""
-    return torch.cat(clients.state("model").tensors, dim=1).double().cpu()
-
-
-def _shares(clients: Clients, model: Tensor, parties: int, mode: sharing.Mode, key: bytes, asked: str) -> Tensor:
-    """Shares of a model for one client that asked; the first is the own one."""
-    net = clients.net
-    layers = [*net.parameters.sizes, *net.buffers.sizes]
-    return torch.from_numpy(sharing.split(model, parties, mode, seed=key + asked.encode(), layers=layers))
-
-
-def _by_client(letters: list[Letter]) -> Iterator[tuple[int, list[Letter]]]:
-    """Letters with shares, by the client that the sum is for."""
-    of = {int(letter.content["of"]) for letter in letters}
-    return ((asked, [letter for letter in letters if letter.content["of"] == asked]) for asked in sorted(of))
