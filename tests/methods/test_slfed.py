@@ -188,10 +188,12 @@ def test_the_key_of_the_shares_is_gone_after_the_round():
 # Rehearsed and computed directly
 
 
-@pytest.mark.parametrize("mode", ["additive", "scalar", "none"])
-def test_rehearsing_gives_the_same_models_and_the_same_bill(mode):
-    direct, models = ends(federation(), rounds=3, sharing=mode)
-    rehearsed, models_too = ends(federation(), rounds=3, sharing=mode, rehearse=True)
+@pytest.mark.parametrize(
+    ("mode", "opinions"), [("additive", "direct"), ("additive", "persistent"), ("scalar", "direct"), ("none", "direct")]
+)
+def test_rehearsing_gives_the_same_models_and_the_same_bill(mode, opinions):
+    direct, models = ends(federation(), rounds=3, sharing=mode, opinions=opinions)
+    rehearsed, models_too = ends(federation(), rounds=3, sharing=mode, opinions=opinions, rehearse=True)
     # Rounded to half a step for every contributor, over three rounds.
     allowed = 3 * 8 * sharing.STEP if mode == "additive" else 1e-12
     assert (numbers(models.model) - numbers(models_too.model)).abs().max() <= allowed
@@ -248,7 +250,7 @@ def test_a_mixed_model_lies_among_the_trained_ones():
 
 
 def test_weights_are_the_similarities_of_those_whose_uncertainty_is_low_enough():
-    _, end = ends(federation(clients=12), rounds=4)
+    _, end = ends(federation(clients=12), rounds=4, opinions="persistent")
     opinions = end.table[..., slfed._OPINION].numpy()
     chosen = trust.trusted(opinions)
     chosen &= chosen.sum(axis=1, keepdims=True) > 1
@@ -280,7 +282,7 @@ def test_evidence_is_the_similarity_of_the_counts_that_were_swapped():
 
 def test_opinions_come_from_meetings_and_from_what_was_told():
     fed = sealed(federation())
-    _, end = ends(fed, rounds=1)
+    _, end = ends(fed, rounds=1, opinions="persistent")
     table = end.table.numpy()
     _, direct = trust.met(
         np.ones((8, 8, 2)),
@@ -294,6 +296,18 @@ def test_opinions_come_from_meetings_and_from_what_was_told():
     for me, name in enumerate(fed.names):
         assert all(np.allclose(opinions, direct[other]) for other, opinions in told[name].items())
         assert table[me, :, slfed._OPINION] == pytest.approx(trust.heard(direct[me], me, told[name]))
+
+
+def test_what_was_told_is_kept_only_if_opinions_are_persistent():
+    fed = sealed(federation())
+    _, end = ends(fed, rounds=3)
+    table = end.table.numpy()
+    seen = table[..., slfed._EVIDENCE].sum(axis=2, keepdims=True) > 2
+    own = np.where(seen, trust.opinion(table[..., 0], table[..., 1]), trust.NOTHING)
+    assert table[..., slfed._OPINION] == pytest.approx(own)
+    # What was told decides all the same: weights are not what the client has seen alone.
+    sigma = table[..., slfed._SIGMA]
+    assert (np.abs(sigma - own[..., 0])[sigma > 0] > 1e-3).any()
 
 
 def test_clients_with_the_same_model_are_as_similar_as_can_be():
@@ -315,7 +329,7 @@ def two_kinds(clients=10):
 
 
 def test_clients_with_the_same_classes_turn_out_similar():
-    _, end = ends(two_kinds(), rounds=8, gan_steps=60, opinions="direct")
+    _, end = ends(two_kinds(), rounds=8, gan_steps=60)
     kind = torch.arange(10) >= 5
     same = (kind[:, None] == kind) & ~torch.eye(10, dtype=torch.bool)
     gained = end.table[..., slfed._EVIDENCE] - 1
