@@ -5,7 +5,7 @@ BIN := .venv/bin
 # One thread per process: the tests run side by side, and small operations do not gain from more.
 export OMP_NUM_THREADS = 1
 
-.PHONY: venv demo test test-slow lint bench clean
+.PHONY: venv demo test test-slow lint docs bench clean
 
 venv: .venv/done
 
@@ -28,6 +28,9 @@ test: lint
 
 test-slow: lint
 	$(BIN)/pytest -n auto
+
+docs: venv
+	$(BIN)/coterie methods --write docs/methods
 
 bench: venv
 	$(BIN)/python benchmarks/plain_loop.py

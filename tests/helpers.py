@@ -1,7 +1,7 @@
 """Small worlds for the tests of the computing core: a few clients of unequal sizes, in float64."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from coterie.forms import form_named
 from coterie.memory import Memory
 from coterie.nets import Net, make_net
 from coterie.training import Batch, LocalModel
-from coterie.weights import Models
+from coterie.weights import Models, Stack
 
 NOBODY = np.empty(0, dtype=np.int64)
 SIZES = (7, 3, 12, 1)
@@ -146,3 +146,18 @@ def at(some: World, *values: float) -> Models:
 def close(ours: Tensor, theirs: Tensor, within: float = 1e-12) -> None:
     """Assert that tensors are equal but for rounding."""
     torch.testing.assert_close(ours, theirs, atol=within, rtol=0)
+
+
+def tensors_of(values: object) -> dict[str, Tensor]:
+    """All tensors in a method's state or in named values, however deep, by name, in float64 on the host."""
+    if is_dataclass(values) and not isinstance(values, Stack):
+        values = {field.name: getattr(values, field.name) for field in fields(values)}
+    elif isinstance(values, Stack | tuple):
+        values = dict(enumerate(values.tensors if isinstance(values, Stack) else values))
+    if isinstance(values, Mapping):
+        found = {name: tensors_of(value) for name, value in values.items()}
+        return {f"{name}/{key}": tensor for name, inner in found.items() for key, tensor in inner.items()}
+    if isinstance(values, int | float | Tensor | np.ndarray):
+        return {"": torch.as_tensor(values).cpu().double()}
+    assert values is None or isinstance(values, str), type(values)
+    return {}

@@ -230,7 +230,7 @@ def test_a_comparisons_runs_are_those_that_run_makes(call):
 
 
 def test_all_means_every_method(call):
-    found = call(f"compare all {TINY} --json").json
+    found = call(f"compare all {TINY} --server-samples 40 --json").json
     assert [one["method"] for one in found] == list(methods)
 
 
@@ -591,7 +591,9 @@ def test_a_comparison_gives_a_plain_option_to_the_method_if_the_split_has_none(c
         ("run --rounds 3", "no method: name one"),
         ("run fedavg more", "unexpected 'more'"),
         ("run fedavg --alhpa 1", "unknown option: --alhpa. Did you mean --alpha"),
-        ("run fedavg --mu 1", "option 'mu': nothing that is used here has it, only method fedprox"),
+        ("run fedavg --mu 1", "option 'mu': nothing that is used here has it, only method ditto, method fedprox"),
+        ("run lg-fedavg --shares feet", "net cnn has no layer 'feet': it has 0, 3, 7"),
+        ("run fedrep --head top-x", "net cnn has no layer 'top-x'"),
         ("run fedavg --split iid --alpha 1", "option 'alpha': nothing that is used here has it, only split"),
         ("run fedavg --data.classes 3", "option 'data.classes': nothing .* only data set imagenet32"),
         ("run fedavg --rounds", "--rounds requires an argument"),
@@ -639,7 +641,10 @@ def test_a_comparison_gives_a_plain_option_to_the_method_if_the_split_has_none(c
         ("compare", "no methods: name some of"),
         ("compare fedavg locl", "unknown method 'locl': did you mean local"),
         ("compare fedavg --seeds 0", "seeds=0: at least 1"),
-        ("compare fedavg local --mu 1", "option 'mu': nothing that is used here has it, only method fedprox"),
+        (
+            "compare fedavg local --mu 1",
+            "option 'mu': nothing that is used here has it, only method ditto, method fedprox",
+        ),
         ("compare fedavg --net lenet5", "8x8 are too small"),
         ("compare fedavg --out prose.txt", "out=prose.txt: a file"),
         ("compare fedavg --out folder", "out=folder: is not empty"),

@@ -1,8 +1,11 @@
 """What a program may do on clients, and what it may not."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812
 
 from coterie.clients import Clients, new_models
 from coterie.errors import CoterieError, SettingsError
@@ -10,7 +13,7 @@ from coterie.forms import FORMS
 from coterie.memory import Memory
 from coterie.training import LocalTraining, cross_entropy
 from coterie.weights import Models
-from helpers import close, linear, mlp, normed, resized, world
+from helpers import NOBODY, close, linear, mlp, normed, resized, world
 
 LOCAL = LocalTraining(epochs=1, batch=4)
 
@@ -227,8 +230,9 @@ def test_evaluating_takes_models_per_client():
         lambda clients, part: clients.evaluate(clients.initial(), part),
         lambda clients, part: clients.label_counts(part),
         lambda clients, part: clients.inputs(part),
+        lambda clients, part: clients.samples(0, part),
     ],
-    ids=["evaluate", "label_counts", "inputs"],
+    ids=["evaluate", "label_counts", "inputs", "samples"],
 )
 def test_test_data_is_out_of_reach_unless_scoring(reach, part):
     here = world(mlp)
@@ -272,6 +276,15 @@ def test_sizes_and_names():
     assert (len(clients), clients.round) == (2, 1)
 
 
+def test_a_clients_samples_come_prepared_with_their_labels():
+    here = world(mlp)
+    for row, shard in enumerate(here.shards):
+        for part in ("train", "validation"):
+            x, y = here.clients().samples(row, part)
+            close(x, here.pool.inputs(torch.from_numpy(shard.part(part))))
+            assert y.tolist() == here.pool.y[shard.part(part)].tolist()
+
+
 def test_inputs_come_prepared_if_clients_have_equally_many():
     here = world(mlp)
     found = here.clients().inputs("validation")
@@ -311,3 +324,94 @@ def test_all_clients_begin_with_the_same_model():
     initial = clients.initial()
     assert initial.shape == (4,)
     assert torch.equal(initial.parameters[3], new_models(clients.net, 3).parameters)
+
+
+# Losses of every sample
+
+
+def some_models(here, kind):
+    """Three models for each of four clients: the same for all, or each client's own."""
+    if kind == "shared":
+        return here.models(3).expand(4)
+    return Models.stack([here.models(3, seed=seed) for seed in range(4)])
+
+
+@pytest.mark.parametrize("rows", [2, 5, 256], ids=lambda rows: f"{rows} at once")
+@pytest.mark.parametrize("kind", ["shared", "own"])
+@pytest.mark.parametrize("form", FORMS)
+def test_losses_are_of_every_sample_in_its_place(form, kind, rows, monkeypatch):
+    monkeypatch.setattr("coterie.clients._ROWS", rows)
+    here = world(normed, shape=(2, 4, 4))
+    models = some_models(here, kind)
+    found = here.clients(form).losses(models)
+    assert found.shape == (4, 3, 12)
+    for client, shard in enumerate(here.shards):
+        index = torch.from_numpy(shard.train)
+        x, y = here.pool.inputs(index), here.pool.y[index]
+        for number in range(3):
+            expected = F.cross_entropy(models[client, number].module()(x), y, reduction="none")
+            close(found[client, number, : len(y)], expected.detach())
+        assert found[client, :, len(y) :].isnan().all()
+
+
+@pytest.mark.parametrize("kind", ["shared", "own"])
+def test_losses_add_up_to_what_evaluating_finds(kind):
+    here = world(mlp)
+    models = some_models(here, kind)
+    for part in ("train", "validation"):
+        losses, found = here.clients().losses(models, part), here.clients().evaluate(models, part)
+        close(losses.nansum(dim=2), found.loss_sum)
+
+
+def test_losses_are_in_the_order_of_a_batchs_index():
+    here = world(linear, (12,))
+    models, seen = here.models(1).expand(1), {}
+    losses = here.clients("loop").losses(models)[0, 0]
+
+    def recording(model, batch, key):
+        each = F.cross_entropy(model(batch), batch.y, reduction="none")
+        seen.update(zip(batch.index.tolist(), each.tolist(), strict=True))
+        return batch.mean(each)
+
+    here.clients("loop").train(models[:, 0], LocalTraining(epochs=1, batch=4, rate=1e-300), objective=recording)
+    assert losses.tolist() == pytest.approx([seen[place] for place in range(12)], abs=1e-12)
+
+
+def test_losses_are_of_several_models():
+    here = world(mlp)
+    with pytest.raises(CoterieError, match="losses are of several models per client"):
+        here.clients().losses(here.models())
+    with pytest.raises(CoterieError, match="test data is for scoring only"):
+        here.clients().losses(some_models(here, "own"), "test")
+
+
+def test_the_best_fit_has_the_lowest_training_loss():
+    here = world(mlp)
+    models = some_models(here, "own")
+    clients = here.clients()
+    assert clients.best_fit(models).tolist() == clients.evaluate(models, "train").loss.argmin(dim=1).tolist()
+
+
+def test_the_best_fit_can_be_sought_on_validation_data_where_there_is_any():
+    here = world(mlp)
+    models = some_models(here, "own")
+    on_validation = here.clients().evaluate(models, "validation").loss.argmin(dim=1)
+    on_train = here.clients().evaluate(models, "train").loss.argmin(dim=1)
+    assert here.clients().best_fit(models, "validation").tolist() == on_validation.tolist()
+    assert on_validation.tolist() != on_train.tolist()
+    without = replace(here, shards=(*here.shards[:2], *(replace(one, validation=NOBODY) for one in here.shards[2:])))
+    found = without.clients().best_fit(models, "validation").tolist()
+    assert found == [*on_validation[:2].tolist(), *on_train[2:].tolist()]
+
+
+def test_of_a_single_model_the_best_is_known_without_looking():
+    here = world(mlp)
+    assert here.clients().best_fit(here.models().inserted(1), "nowhere").tolist() == [0] * 4
+
+
+def test_a_protocol_that_reads_test_data_reaches_the_clients_own_alone():
+    here = world(mlp)
+    allowed = here.clients(test_data=True)
+    assert allowed.evaluate(here.models(), "test").samples.tolist() == [4] * 4
+    with pytest.raises(CoterieError, match="test data is for scoring only"):
+        allowed.evaluate(here.models(), "global")

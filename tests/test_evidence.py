@@ -6,6 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from scipy import linalg
 
 from coterie.clients import new_models
 from coterie.errors import SettingsError
@@ -14,7 +15,9 @@ from coterie.evidence import (
     inference_similarity,
     label_shares,
     prediction_similarity,
+    subspace_angle,
     update_cosine,
+    update_distance,
     weight_distance,
 )
 from coterie.nets import Net, nets
@@ -130,7 +133,25 @@ def test_equal_models_are_at_distance_zero_exactly():
     assert (weight_distance(stack) == 0).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_is_below_the_precision_of_weights_is_no_distance(dtype):
+    weights = models(1).parameters.to(dtype).expand(2, -1)
+    last = torch.tensor([1.0, 1 + torch.finfo(dtype).eps], dtype=dtype)[:, None]
+    assert weight_distance(weights * last)[0, 1] == 0
+    assert weight_distance(weights * torch.tensor([[1.0], [1.0001]], dtype=dtype))[0, 1] > 0
+
+
 ROWS = arrays.arrays(np.float64, st.tuples(st.integers(1, 6), st.integers(1, 5)), elements=st.floats(-10, 10, width=16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_what_rounding_makes_of_equal_weights_is_no_distance(dtype):
+    rows = torch.randn(4, 50, dtype=dtype, generator=torch.Generator().manual_seed(0))
+    rows[1] = rows[0] * (1 + torch.finfo(dtype).eps)
+    assert not torch.equal(rows[0], rows[1])
+    found = weight_distance(rows)
+    assert found[0, 1] == found[1, 0] == 0
+    assert (found[~np.isin(np.arange(16).reshape(4, 4), [0, 1, 4, 5, 10, 15])] > 0).all()
 
 
 @given(ROWS, st.randoms(use_true_random=False))
@@ -232,3 +253,68 @@ def test_prediction_similarity_is_symmetric_in_the_unit_interval_and_works_on_ma
     assert (found <= 1).all()
     np.testing.assert_allclose(prediction_similarity(bb, ab, ba, aa), found)
     assert prediction_similarity(aa[1], ba[1], ab[1], bb[1]) == pytest.approx(found[1])
+
+
+# Updates and subspaces
+
+
+def test_update_distances_are_manhattan_euclidean_or_cosine():
+    points = [[0, 3], [4, 0], [0, 6]]
+    np.testing.assert_allclose(update_distance(points, "l1"), [[0, 7, 3], [7, 0, 10], [3, 10, 0]])
+    np.testing.assert_allclose(update_distance(points), [[0, 5, 3], [5, 0, np.sqrt(52)], [3, np.sqrt(52), 0]])
+    np.testing.assert_allclose(update_distance(points, "cosine"), [[0, 1, 0], [1, 0, 1], [0, 1, 0]], atol=1e-12)
+    with pytest.raises(SettingsError, match="metric='l3'"):
+        update_distance(points, "l3")
+
+
+def orthonormal(rng, features, vectors):
+    return np.linalg.qr(rng.normal(size=(features, vectors)))[0]
+
+
+def test_angles_between_planes():
+    # Planes in space that share an axis, and are 30 degrees apart around it; and one at right angles to a line.
+    tilt = np.radians(30)
+    flat = np.eye(3)[:, :2]
+    tilted = np.array([[1, 0], [0, np.cos(tilt)], [0, np.sin(tilt)]])
+    np.testing.assert_allclose(subspace_angle([flat, tilted], "sum"), [[0, 30], [30, 0]], atol=1e-6)
+    np.testing.assert_allclose(subspace_angle([flat, tilted]), np.zeros((2, 2)), atol=1e-6)
+    line = np.array([[0, 0], [0, 0], [1, 0]])  # one vector, and a place for another
+    np.testing.assert_allclose(subspace_angle([flat, line], "sum"), [[0, 90], [90, 0]], atol=1e-6)
+    np.testing.assert_allclose(subspace_angle([flat, line]), [[0, 90], [90, 0]], atol=1e-6)
+
+
+@pytest.mark.parametrize("measure", ["smallest", "sum"])
+def test_angles_are_symmetric_and_do_not_depend_on_the_basis(measure):
+    rng = np.random.default_rng(0)
+    bases = np.stack([orthonormal(rng, 9, 3) for _ in range(4)])
+    turned = bases @ np.stack([orthonormal(rng, 3, 3) for _ in range(4)])
+    angle = subspace_angle(bases, measure)
+    np.testing.assert_array_equal(angle, angle.T)
+    np.testing.assert_allclose(subspace_angle(turned, measure), angle, atol=1e-6)
+    np.testing.assert_allclose(subspace_angle(-bases, measure), angle, atol=1e-6)
+    np.testing.assert_array_equal(np.diag(angle), 0)
+    assert (angle[~np.eye(4, dtype=bool)] > 0).all()
+    np.testing.assert_array_equal(subspace_angle([bases[0]] * 2, measure), 0)
+
+
+def test_the_angles_are_scipys():
+    rng = np.random.default_rng(1)
+    bases = np.stack([orthonormal(rng, 7, 3) for _ in range(2)])
+    expected = np.degrees(linalg.subspace_angles(*bases))
+    assert subspace_angle(bases)[0, 1] == pytest.approx(expected.min())
+    assert subspace_angle(bases, "sum")[0, 1] == pytest.approx(expected.sum())
+
+
+def test_classes_are_compared_with_themselves_and_a_missing_one_is_at_right_angles():
+    axes = np.eye(4)[:, :, None]  # four lines
+    none = np.zeros((4, 1))
+    both, first, second = [axes[0], axes[1]], [axes[0], none], [none, axes[0]]
+    np.testing.assert_allclose(subspace_angle([both, first, second]), [[0, 45, 90], [45, 0, 90], [90, 90, 0]])
+    np.testing.assert_allclose(subspace_angle([both, first, second], "sum"), [[0, 45, 90], [45, 0, 90], [90, 90, 0]])
+
+
+def test_a_client_without_any_direction_is_refused():
+    with pytest.raises(SettingsError, match="client 1 has none"):
+        subspace_angle([np.eye(3)[:, :2], np.zeros((3, 2))])
+    with pytest.raises(SettingsError, match="measure='largest'"):
+        subspace_angle([np.eye(3)[:, :2]], "largest")

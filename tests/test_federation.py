@@ -9,9 +9,10 @@ import torch
 import coterie
 from coterie import Clients, Models, program
 from coterie.data import Split
-from coterie.errors import CoterieError, ProgramError
+from coterie.errors import CoterieError, NoAnswerError, ProgramError
 from coterie.programs import evaluate, label_histogram, train
 from coterie.training import LocalTraining
+from populations import lost, uneven
 
 LOCAL = LocalTraining(epochs=1, batch=8, rate=0.1)
 
@@ -89,6 +90,21 @@ def test_the_average_weighs_by_samples_or_uniformly():
     expected = weights.to(replies.model.parameters) @ replies.model.parameters
     assert torch.allclose(replies.average().parameters, expected, atol=1e-6)
     assert torch.allclose(replies.average("uniform").parameters, replies.model.parameters.mean(0), atol=1e-6)
+
+
+def test_the_average_by_groups_leaves_the_models_of_groups_without_clients():
+    fed = world()
+    replies = fed.run(train, [0, 1, 4], shared=fed.new_model(), local=LOCAL)
+    before = fed.new_models(3)
+    after = replies.average(by=[2, 0, 2], otherwise=before)
+    first, third = fed.sizes[[0, 4]] / fed.sizes[[0, 4]].sum(), replies.model.parameters[[0, 2]]
+    assert torch.allclose(after.parameters[0], replies.model.parameters[1], atol=1e-6)
+    assert torch.equal(after.parameters[1], before.parameters[1])
+    assert torch.allclose(after.parameters[2], first.to(third) @ third, atol=1e-6)
+    alike = replies.average("uniform", by=[2, 0, 2], otherwise=before)
+    assert torch.allclose(alike.parameters[2], third.mean(0), atol=1e-6)
+    nobody = replies.average(by=[-1, -1, -1], otherwise=before)
+    assert torch.equal(nobody.parameters, before.parameters)
 
 
 def test_fedavg_costs_exactly_a_model_down_and_a_model_up_per_client_and_round():
@@ -277,3 +293,26 @@ def test_the_server_can_ask_its_own_samples():
 def test_a_server_without_samples_says_so():
     with pytest.raises(CoterieError, match="server_samples"):
         _ = world().server
+
+
+def test_replies_are_mixed_by_proportions_and_rows_without_weight_stay():
+    fed = world()
+    fed.begin(1)
+    replies = fed.run(train, [0, 2, 3], shared=fed.new_model(), local=LOCAL)
+    before = fed.new_models(3)
+    weights = torch.tensor([[2.0, 0.0, 6.0], [0.0, 0.0, 0.0], [1.0, 1.0, 2.0]])
+    mixed = replies.mixed(weights, before)
+    model = replies.model.parameters
+    assert torch.allclose(mixed.parameters[0], model[0] / 4 + model[2] * 3 / 4, atol=1e-7)
+    assert torch.equal(mixed.parameters[1], before.parameters[1])
+    assert torch.allclose(mixed.parameters[2], (model[0] + model[1] + 2 * model[2]) / 4, atol=1e-7)
+    assert torch.equal(replies.mixed(torch.zeros(3, 3), before).parameters, before.parameters)
+    by = replies.average(by=[1, 1, 1], otherwise=before)
+    assert torch.equal(by.parameters[1], replies.average().parameters)
+    assert torch.equal(by.parameters[0], before.parameters[0])
+
+
+def test_if_no_client_answers_the_error_says_of_what():
+    fed = lost(uneven(clients=2), 0, 1)
+    with pytest.raises(NoAnswerError, match=r"round 0: no client answered \(coterie.programs.label_histogram\)"):
+        fed.run(label_histogram)

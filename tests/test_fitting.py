@@ -141,10 +141,33 @@ class Keeper:
 
 
 RESUMED = {
+    "autocfl": {},
+    "cafa": {},
+    "cfic": {},
     "fedavg": {"server_momentum": 0.5},
     "fedprox": {},
     "local": {},
     "scaffold": {},
+    "fednova": {"server_momentum": 0.5},
+    "feddyn": {"serves": "mean"},
+    "feddc": {},
+    "fedfa": {},
+    "fedmgda": {},
+    "clustered-sampling": {"by": "similarity"},
+    "lg-fedavg": {"refresh": True},
+    "ditto": {},
+    "fedrep": {"head_epochs": 2.0},
+    "ifca": {},
+    "fedem": {},
+    "per-fedavg": {},
+    "flis-dc": {},
+    "flis-hc": {},
+    "compose": {},
+    "fesem": {"clusters": 2},
+    "cfl": {"warmup": 1, "mean_norm": 2.0, "client_norm": 0.0, "gamma": None},
+    "fl-hc": {"cluster_round": 2, "adjust": True},
+    "hdbscan": {"cluster_round": 2, "recluster_every": 2, "noise": "global"},
+    "pacfl": {},
     "slfed": {"synthetic": 20, "gan_steps": 5},
 }
 
@@ -155,8 +178,8 @@ def test_a_resumed_run_ends_like_an_unbroken_one(name, at):
     made = methods.make(name, rounds=5, participation=0.6, **RESUMED[name])
     scoring = Scoring(views=("served", "last"), evaluate_every=2)
     keeper = Keeper()
-    whole = made.fit(federation(), scoring=scoring, observers=[keeper])
-    resumed = made.fit(federation(), scoring=scoring, resume=keeper.checkpoints[at])
+    whole = made.fit(federation(server_samples=10), scoring=scoring, observers=[keeper])
+    resumed = made.fit(federation(server_samples=10), scoring=scoring, resume=keeper.checkpoints[at])
     assert figures(resumed) == figures(whole)
 
 

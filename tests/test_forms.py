@@ -222,6 +222,7 @@ def test_objectives_differ():
 def test_inner_passes_leave_the_statistics_and_the_noise_alone():
     def peeking(model, batch, key):
         model.gradient(inner_loss(batch))
+        model.curvature(inner_loss(batch), model.parameters, 1e-3)
         model.at(2 * model.parameters)(batch)
         model.frozen("body")(batch)
         return inner_loss(batch)(model)
@@ -231,6 +232,33 @@ def test_inner_passes_leave_the_statistics_and_the_noise_alone():
         peeked, plain = trained(here, form, objective=peeking).models, trained(here, form).models
         close(peeked.buffers, plain.buffers, WITHIN)
         close(peeked.parameters, plain.parameters, WITHIN)
+
+
+def test_every_view_of_a_model_draws_noise_of_its_own():
+    # With the same noise in the inner and in the outer step of a meta-learner they would not be independent.
+    seen = []
+
+    def looking(model, batch, key):
+        views = [model, model.at(model.parameters), model.at(model.parameters).at(model.parameters)]
+        seen.extend(inner_loss(batch)(view).item() for view in (*views, model))
+        return inner_loss(batch)(model)
+
+    trained(world(everything, shape=IMAGES), "loop", LocalTraining(steps=1, batch=4), objective=looking, chosen=[2])
+    assert len(set(seen)) == 4
+
+
+def test_a_product_with_the_hessian_is_the_derivative_of_the_gradient_in_a_direction():
+    found = []
+
+    def looking(model, batch, key):
+        direction = torch.linspace(-1, 1, model.net.parameters.total, dtype=torch.float64)
+        loss = inner_loss(batch)
+        product = torch.func.grad(lambda p: model.at(p).gradient(loss) @ direction)(model.parameters)
+        found.append((model.curvature(loss, direction, 1e-4), product))
+        return loss(model)
+
+    trained(world(mlp), "loop", LocalTraining(steps=1, batch=4), objective=looking, chosen=[2])
+    close(*found[0], 1e-7)
 
 
 def test_batches_of_several_streams_are_independent_orders_of_the_same_samples():

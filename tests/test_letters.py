@@ -10,7 +10,7 @@ from coterie.errors import CoterieError, ProgramError
 from coterie.letters import Letter, Letters
 
 
-@program
+@program(letters=True)
 def write_to_next(clients: Clients, order: torch.Tensor):
     """Each client writes its name's length and its number to the next one."""
     for row in range(len(clients)):
@@ -29,7 +29,7 @@ def read(clients: Clients):
     return {"sum": torch.tensor(numbers), "greetings": torch.tensor(greetings)}
 
 
-@program
+@program(letters=True)
 def write_text(clients: Clients):
     """Tries to write something that is no tensor."""
     clients.write(0, "1", "words", text="hello")

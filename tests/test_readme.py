@@ -27,3 +27,17 @@ def test_the_code_of_fedprox_in_the_readme_is_the_real_one():
     plain = re.sub(r"(: Federation|: State| -> State)", "", source)
     for line in shown.strip().splitlines():
         assert line.strip() in plain
+
+
+def test_the_two_lines_of_the_readme_are_those_of_the_example():
+    example = Path(__file__).parent.parent / "examples" / "flower_app"
+    guide = (example / "README.md").read_text(encoding="utf-8")
+    sources = "".join(path.read_text(encoding="utf-8") for path in (example / "digits_app").glob("*_app.py"))
+    sources = "".join(sources.split())
+    for text in (README, guide):
+        shown = "".join(re.findall(r"```diff\n(.*?)```", text, re.DOTALL))
+        added, removed = (re.findall(rf"^{sign} *(.*)$", shown, re.MULTILINE) for sign in (r"\+", "-"))
+        assert len(added) == len(removed) == 2
+        # The example says more in the same call.
+        assert all(line.replace(" ", "").removesuffix(")") in sources for line in added)
+        assert not any(line.replace(" ", "") in sources for line in removed)

@@ -2,14 +2,14 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from coterie.errors import CoterieError, SettingsError
 from coterie.grouping import Grouping, by_key, neighbourhoods
 from coterie.randomness import generator
-from coterie.sampling import by_size, cohort_size, stratified, uniform
+from coterie.sampling import by_size, chances_by_similarity, chances_by_size, cohort_size, draw, stratified, uniform
 
 
 @pytest.mark.parametrize(
@@ -160,6 +160,15 @@ def test_all_are_taken_where_there_are_places_for_all():
     assert stratified([0], 1).tolist() == [0]
 
 
+def test_who_is_in_no_group_is_drawn_with_the_rest():
+    groups = Grouping.of([0, 0, 1, -1, -1])
+    drawn = [stratified(groups, 3, "max", generator(seed)).tolist() for seed in range(20)]
+    assert all(2 in clients and (0 in clients or 1 in clients) for clients in drawn)
+    assert {client for clients in drawn for client in clients} == {0, 1, 2, 3, 4}
+    nobody = Grouping.of([-1, -1, -1, -1], groups=1)
+    assert stratified(nobody, 2, "max", generator(0)).tolist() == uniform(np.arange(4), 2, generator(0)).tolist()
+
+
 def test_what_cannot_be_stratified_is_refused():
     with pytest.raises(SettingsError, match="quota='median'"):
         stratified([0, 1, 1], 2, "median", generator(0))
@@ -171,3 +180,93 @@ def test_what_cannot_be_stratified_is_refused():
         stratified([0, 1, 1], 2, rng=generator(0), clients=CLIENTS)
     with pytest.raises(CoterieError, match="in several groups"):
         stratified(neighbourhoods(np.ones((3, 3)), 0.5), 2, rng=generator(0))
+
+
+# Clustered sampling
+
+
+def test_clients_are_poured_in_the_order_of_their_size():
+    # 2 rows of 10: client 0 pours 8 of them, client 1 the other 2 and 4 of the next row, and so on.
+    np.testing.assert_allclose(chances_by_size([4, 3, 2, 1], 2), [[0.8, 0.2, 0, 0], [0, 0.4, 0.4, 0.2]], atol=1e-15)
+    np.testing.assert_allclose(chances_by_size([1, 2, 3, 4], 2), [[0, 0, 0.2, 0.8], [0.2, 0.4, 0.4, 0]], atol=1e-15)
+
+
+def test_a_client_with_more_than_a_rows_worth_is_surely_drawn():
+    np.testing.assert_allclose(chances_by_size([8, 1, 1], 2), [[1, 0, 0], [0.6, 0.2, 0.2]], atol=1e-15)
+    np.testing.assert_allclose(
+        chances_by_similarity([8, 1, 1], 2, np.ones((3, 3))), [[1, 0, 0], [0.6, 0.2, 0.2]], atol=1e-15
+    )
+
+
+@st.composite
+def cases(draw_from):
+    """Sizes of clients, a number of draws that may exceed theirs, and distances that may be tied or zero."""
+    sizes = np.array(draw_from(st.lists(st.integers(1, 500), min_size=1, max_size=9)))
+    points = np.array(draw_from(st.lists(st.integers(0, 3), min_size=len(sizes), max_size=len(sizes))), dtype=float)
+    return sizes, draw_from(st.integers(1, 12)), np.abs(points[:, None] - points)
+
+
+@settings(deadline=None)
+@given(cases())
+def test_clustered_sampling_is_unbiased_and_varies_less_than_drawing_by_size(case):
+    sizes, rows, distances = case
+    parts = sizes / sizes.sum()
+    for chances in (chances_by_size(sizes, rows), chances_by_similarity(sizes, rows, distances)):
+        assert chances.shape == (rows, len(sizes))
+        assert (chances >= 0).all()
+        np.testing.assert_allclose(chances.sum(axis=1), 1, atol=1e-12)
+        # A client's weight is the number of its draws over all, so its expectation is the column's mean.
+        np.testing.assert_allclose(chances.mean(axis=0), parts, atol=1e-12)
+        variance = (chances * (1 - chances)).sum(axis=0) / rows**2
+        assert (variance <= parts * (1 - parts) / rows + 1e-12).all()
+
+
+def test_draws_come_as_often_as_their_chances_say():
+    chances = chances_by_size([4, 3, 2, 1], 2)
+    hits = sum(draw(chances, generator(seed)) for seed in range(4000))
+    assert hits.sum() == 8000
+    assert stats.chisquare(hits, 4000 * chances.sum(axis=0)).pvalue > 1e-3
+
+
+def test_every_row_draws_one_client():
+    chances = np.array([[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
+    assert draw(chances, generator(0)).tolist() == [1, 2, 0]
+
+
+def two_kinds():
+    """Six clients of equal size, of two kinds that take turns."""
+    kind = np.array([0, 1, 0, 1, 0, 1])
+    return np.full(6, 10), np.where(kind[:, None] == kind, 0.1, 1.5) * (1 - np.eye(6))
+
+
+def test_clients_that_are_alike_share_a_draw():
+    sizes, distances = two_kinds()
+    chances = chances_by_similarity(sizes, 2, distances)
+    assert sorted(map(tuple, (chances > 0).tolist())) == [(False, True) * 3, (True, False) * 3]
+    # So a cohort of two always has both kinds, which no draw by size alone ensures.
+    for seed in range(50):
+        drawn = np.flatnonzero(draw(chances, generator(seed)))
+        assert sorted(drawn % 2) == [0, 1]
+
+
+def test_groups_are_cut_where_they_no_longer_fit_into_a_row():
+    # Three rows of 20 for two kinds of 30 each: no group may have more than two clients, and what is left is poured.
+    sizes, distances = two_kinds()
+    chances = chances_by_similarity(sizes, 3, distances)
+    assert (np.count_nonzero(chances, axis=1) <= 3).all()
+    np.testing.assert_allclose(chances.sum(axis=0), 0.5)
+
+
+def test_the_matrix_of_distances_is_not_taken_for_coordinates():
+    # The public code hands the square matrix to the linkage, which then compares clients by their rows of distances.
+    # Here 0 and 1 are nearest, and so are 2 and 3; but as points in space the rows of 1 and 2 are nearest.
+    distances = np.array([[0, 1, 1.5, 4], [1, 0, 1.2, 1.5], [1.5, 1.2, 0, 1], [4, 1.5, 1, 0]])
+    rows = np.linalg.norm(distances[:, None] - distances, axis=2) + 9 * np.eye(4)
+    assert tuple(sorted(divmod(rows.argmin(), 4))) == (1, 2)
+    chances = chances_by_similarity([5, 5, 5, 5], 2, distances)
+    assert sorted(map(tuple, (chances > 0).tolist())) == [(False, False, True, True), (True, True, False, False)]
+
+
+def test_as_many_draws_as_clients_of_equal_size_draw_everybody():
+    for chances in (chances_by_size([7] * 5, 5), chances_by_similarity([7] * 5, 5, np.zeros((5, 5)))):
+        assert draw(chances, generator(3)).tolist() == [1] * 5

@@ -76,6 +76,14 @@ def test_best_fit_takes_the_model_with_the_lowest_training_loss():
     assert "global_accuracy" in scores.more
 
 
+def test_best_fit_can_go_by_validation_data():
+    fed = federation()
+    models = fed.new_models(9)
+    by = {on: fed.run(coterie.programs.evaluate, shared=models, on=on).loss.argmin(1) for on in ("train", "validation")}
+    assert scored(fed, serving.best_fit(models, on="validation")).groups.tolist() == by["validation"].tolist()
+    assert by["validation"].tolist() != by["train"].tolist()
+
+
 def test_a_mixture_of_one_model_is_that_model():
     fed = federation(precision="float64")
     models = fed.new_models(2)
@@ -103,6 +111,16 @@ def test_before_a_client_keeps_a_model_it_is_served_the_initial_one():
     kept = scored(fed, serving.kept("model"))
     initial = scored(fed, serving.one(fed.new_model(), 5))
     assert np.array_equal(kept.accuracy, initial.accuracy)
+
+
+def test_a_part_of_a_kept_model_can_be_the_servers():
+    fed = federation(precision="float64")
+    other = fed.new_models(2)[1]
+    mixed = fed.new_model().patched("head", other.packed("head"))
+    found = scored(fed, serving.kept("model", "head", other.packed("head")))
+    expected = scored(fed, serving.one(mixed, 5))
+    assert np.allclose(found.loss, expected.loss, atol=1e-12)
+    assert not np.allclose(found.loss, scored(fed, serving.kept("model")).loss)
 
 
 def test_kept_models_are_scored_globally_only_if_asked():

@@ -211,6 +211,20 @@ def test_parts_are_the_parameters_of_their_layers():
     assert torch.equal(MODELS.part("all"), MODELS.parameters)
 
 
+@pytest.mark.parametrize("part", ["all", "none", "head", "body", "1"])
+def test_a_packed_part_has_its_running_statistics_and_can_be_put_elsewhere(part):
+    trained, running = HERE.net.part(part), HERE.net.statistics(part)
+    packed = MODELS.packed(part)
+    assert packed.shape == (4, int(trained.sum() + running.sum()))
+    others = HERE.models(4, seed=1)
+    mixed = others.patched(part, packed)
+    assert torch.equal(mixed.parameters, torch.where(trained, MODELS.parameters, others.parameters))
+    assert torch.equal(mixed.buffers, torch.where(running, MODELS.buffers, others.buffers))
+    one = others.patched(part, packed[2])  # one part for all
+    assert torch.equal(one.packed(part), packed[2].expand(4, -1))
+    assert torch.equal(others.packed("all"), HERE.models(4, seed=1).packed("all"))  # nothing was written in place
+
+
 def test_an_unknown_layer_is_an_error():
     with pytest.raises(SettingsError, match="no layer '7': it has 0, 1, 4"):
         MODELS.layer("7")
@@ -275,3 +289,10 @@ def test_cosines_are_scipys_and_zero_for_zero_rows(rows, scale):
     with np.errstate(invalid="ignore"):
         expected = np.where(zero[:, None] | zero[None, :], 0, 1 - cdist(rows, rows, "cosine"))
     np.testing.assert_allclose(cosines(torch.from_numpy(rows)), expected, atol=1e-12)
+
+
+def test_models_can_be_stacked_behind_the_clients():
+    behind = Models.stack([MODELS, OTHERS], axis=1)
+    assert behind.shape == (4, 2)
+    assert torch.equal(behind.parameters[:, 1], OTHERS.parameters)
+    assert torch.equal(behind.buffers[:, 0], MODELS.buffers)

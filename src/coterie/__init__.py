@@ -7,6 +7,7 @@
 Every method is here under the name of its class.
 """
 
+from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"  # before the imports: run folders say which version wrote them
@@ -61,6 +62,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """A method by the name of its class: adding one takes a file in `coterie.methods` and nothing here."""
+    if name == "flower":  # needs Flower, and takes a while
+        return import_module("coterie.flower")
     for key in methods:
         if methods[key].__name__ == name:
             return methods[key]

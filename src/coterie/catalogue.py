@@ -1,38 +1,57 @@
 """What there is to choose from: lists of methods, splits, data sets and nets, and all about each."""
 
 import inspect
-import sys
-from collections.abc import Collection, Iterable, Sequence
-from typing import Literal
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
 
 import torch
+from cyclopts import Parameter
 from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
-from coterie.console import console, print_table
+from coterie.console import console, print_table, tell
 from coterie.data.sources import Source, sources
 from coterie.data.splits import split_rules
 from coterie.data.storage import data_folder
 from coterie.errors import SettingsError, unknown
-from coterie.method import Method
+from coterie.handbook import About, about, shown_default, write_pages
 from coterie.methods import methods
 from coterie.nets import nets
+from coterie.options import GROUPS
 from coterie.registry import Option, first_line, options
 from coterie.settings import data_options
 
 __all__ = ["plain_table", "show_data", "show_methods", "show_nets", "show_splits"]
 
 
-def show_methods(name: str | None = None, /) -> None:
+_WRITE = Parameter(
+    help="Write a page of documentation about each into this folder.", group=GROUPS["Output"], show_default=False
+)
+
+
+def show_methods(
+    name: str | None = None,
+    /,
+    *,
+    write: Annotated[Path | None, _WRITE] = None,
+) -> None:
     """List the methods, or tell all about one: `coterie methods fedavg`."""
-    if name is None:
+    if write is not None:
+        if name is not None:
+            raise SettingsError(f"write={write}: writes the pages of all methods; leave out {name}")
+        tell("written to", f"{write}: {len(write_pages(write))} pages")
+    elif name is None:
         _list(("method", "what it does"), [(key, first_line(methods[key])) for key in methods])
-        return
-    cls = methods[name]
-    common = options(Method)
-    own_first = sorted(options(cls), key=lambda option: option in common)
-    _describe(name, [inspect.getdoc(cls), inspect.getdoc(sys.modules[cls.__module__])], own_first)
+    else:
+        known = about(name)
+        _describe(name, [known.summary, known.text], (*known.own, *known.common), sections=_sections(known))
+
+
+def _sections(known: About) -> dict[str, Sequence[tuple[str, str]]]:
+    """What happens in a method, and what runs at its clients."""
+    return {"what happens": known.steps, "what runs at a client": known.programs}
 
 
 def show_splits(name: str | None = None, /) -> None:
@@ -86,7 +105,11 @@ def _parameters(net: str, data: str) -> str:
 
 
 def _describe(
-    name: str, texts: Iterable[str | None], known: Sequence[Option], facts: Sequence[tuple[str, str]] = ()
+    name: str,
+    texts: Iterable[str | None],
+    known: Sequence[Option],
+    facts: Sequence[tuple[str, str]] = (),
+    sections: Mapping[str, Sequence[tuple[str, str]]] | None = None,
 ) -> None:
     """All that is written about something, what else is known of it, and its options."""
     console.print(Text(name, style="bold"))
@@ -94,16 +117,14 @@ def _describe(
     if facts:
         console.print()
         _list(("", ""), facts)
+    for title, rows_of_two in (sections or {}).items():
+        if rows_of_two:
+            console.print()
+            _list((title, ""), rows_of_two)
     if known:
-        rows = [(f"--{option.name.replace('_', '-')}", _shown(option.default), option.help) for option in known]
+        rows = [(f"--{option.name.replace('_', '-')}", shown_default(option), option.help) for option in known]
         console.print()
         _list(("option", "default", "what it means"), rows)
-
-
-def _shown(default: object) -> str:
-    if isinstance(default, tuple):
-        return ",".join(map(str, default))
-    return "" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def _list(header: Sequence[str], rows: Iterable[Sequence[str]], numeric: Collection[str] = ()) -> None:

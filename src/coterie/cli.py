@@ -15,6 +15,7 @@ from rich.text import Text
 from coterie import __version__
 from coterie.catalogue import plain_table, show_data, show_methods, show_nets, show_splits
 from coterie.console import console, errors, following, print_table, tell
+from coterie.deploy.commands import deploy_app
 from coterie.errors import CoterieError, ProgramError, SettingsError
 from coterie.lab.comparison import Entry, compare, names_apart
 from coterie.lab.demo import demo_settings
@@ -68,6 +69,7 @@ def _app(arguments: Sequence[str]) -> App:
     app.command(comparing, name="compare", usage="Usage: coterie compare METHOD... [OPTIONS]", group=_DO, sort_key=2)
     app.command(show, usage="Usage: coterie show RUN... [OPTIONS]", group=_DO, sort_key=3)
     app.command(command(_split, split, [_SPLIT]), name="split", group=_DO, sort_key=4)
+    app.command(deploy_app(world, _DO, 5))
     for place, function in enumerate((show_methods, show_data, show_splits, show_nets)):
         app.command(function, name=function.__name__.removeprefix("show_"), group=_CHOOSE, sort_key=place)
     for flag in ("--help", "--version"):
@@ -227,6 +229,9 @@ def _compare(
         raise SettingsError(f"out={out}: holds a single run, not a comparison; choose another folder")
     base = _base(settings, out, resume)
     made = [Settings.of(given, name, base, others=chosen) for name in chosen]
+    # All are compared in one world: what the server must hold for one method, it holds for all.
+    held = max(one.world.division.server_samples for one, _ in made)
+    made = [(one.with_server_samples(held), notes) for one, notes in made]
     _say(dict.fromkeys(note for _, notes in made for note in notes))
     world = made[0][0].world
     if out is not None and not resume:
@@ -290,8 +295,12 @@ def show(
     for run in stored:
         if run.summary is None:
             done, total = run.rounds[-1]["round"] if run.rounds else 0, run.settings["method"].get("rounds", "?")
-            again = f"coterie run --resume --out {run.path}"
-            tell(f"{run.path}:", f"{done} of {total} rounds done; to go on: {again}", errors if as_json else console)
+            again = f"to go on: coterie run --resume --out {run.path}"
+            if "task" in run.settings:
+                again = f"to go on: coterie deploy resume {run.path}"
+            elif "app" in run.settings:
+                again = "it goes on when its Flower app is started again"
+            tell(f"{run.path}:", f"{done} of {total} rounds done; {again}", errors if as_json else console)
     if as_json:
         summaries = [run.summary for run in finished]
         _print_json(summaries[0] if len(stored) == 1 and summaries else summaries)

@@ -4,7 +4,7 @@
 go, on a real site on one. Everything that goes in or comes out has the client as its first axis.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from coterie.forms import Form
 from coterie.letters import Letter, Letters, checked_content
 from coterie.memory import Memory, Value
 from coterie.nets.net import Net
-from coterie.randomness import generator, torch_generator
+from coterie.randomness import generator
 from coterie.training import Lane, LocalTraining, Objective, Terms, Trained, cross_entropy
 from coterie.weights import Changes, Models
 
@@ -27,6 +27,10 @@ __all__ = ["Clients", "Evaluation", "Round", "new_models"]
 
 _ROWS = 256
 """Samples that a model sees at once when it is evaluated."""
+
+_Block = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]
+"""Whose samples a block has, their places among the client's own, which are real (nothing: all), what the models give
+for them [model, ..., class], and their labels."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Round:
     """The run, where several can reach the same sites."""
     phase: int = 0
     """The number of the call within the round."""
+    test_data: bool = False
+    """Whether a method may read clients' test data: only in protocols that do, whose tables say so."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,8 @@ class Clients:
 
     def _part(self, part: str) -> list[np.ndarray]:
         """The samples of each client in a part; `global` is the common test set."""
-        if part in ("test", "global") and not self._at.scoring:
+        allowed = self._at.scoring or (part == "test" and self._at.test_data)
+        if part in ("test", "global") and not allowed:
             raise CoterieError("test data is for scoring only: a method can reach train and validation data")
         if part == "global":
             return [np.empty(0, np.int64) if self._common is None else self._common] * len(self)
@@ -211,22 +218,25 @@ class Clients:
 
         `epochs` [client] replaces the number in `local`. The gradient gets `pull * (model - anchor) + push`; the anchor
         is where training starts, unless another is given. `trains` is the part that moves. `sample_weights`
-        [client, sample] weigh the samples in the objective.
+        [client, sample] weigh the samples in the objective. Models may be of another net than the federation's, such as
+        a GAN: that counts neither as steps nor as a round of the client, and is meant to happen once in a round.
         """
         if start.shape != (len(self),):
             raise CoterieError(
                 f"start of shape {start.shape} for {len(self)} clients: training takes one model for each"
             )
-        calls = self._training_call()
         purpose = (self._at.seed, "train", self.round)
-        keys = [(*purpose, name, call) for name, call in zip(self.names, calls.tolist(), strict=True)]
         terms = Terms.of(start, pull, anchor, push, trains)
+        if start.net.parameters != self.net.parameters:
+            keys = [(*purpose, name, start.net.name) for name in self.names]
+            return self._train(keys, start, local, epochs, terms, objective, sample_weights)
+        calls = self._training_call()
+        keys = [(*purpose, name, call) for name, call in zip(self.names, calls.tolist(), strict=True)]
         trained = self._train(keys, start, local, epochs, terms, objective, sample_weights)
+        self._add("_steps", trained.steps.long().cpu())
         self._add("_rounds", (calls == 0).long())
-        if start.net.parameters == self.net.parameters:  # a helper's training, such as a GAN's, is not the model's
-            self._add("_steps", trained.steps.long().cpu())
-            if self._at.keep_last:
-                self.kept["_last"] = trained.models
+        if self._at.keep_last:
+            self.kept["_last"] = trained.models
         return trained
 
     def adapt(self, start: Models, local: LocalTraining) -> Models:
@@ -266,47 +276,86 @@ class Clients:
         several = len(models.shape) > 1 and mixture is None
         stack = models if len(models.shape) > 1 else models.inserted(1)
         parts = self._part(on)
-        # A stack that was expanded over the clients repeats the same rows: all data goes through each model at once.
-        same = len(self) == 1 or stack.parameters.stride(0) == 0
-        totals = self._on_everything(stack[0], parts, mixture) if same else self._on_own(stack, parts, mixture)
-        correct, correct_top5, loss_sum = totals if several else totals[:, :, 0]
+        columns = 1 if mixture is not None else stack.shape[1]
+        # Summed on the host: a GPU would add in another order every time, and so to other last bits.
+        totals = torch.zeros(3, len(self), columns, dtype=torch.float64)
+        for whose, _, mask, outputs, y in self._blocks(stack, parts):
+            if mixture is not None:
+                weights = mixture[whose.to(mixture.device)]  # [row, model] or [client, 1, model]
+                outputs = _mixed(outputs, weights.movedim(-1, 0))[None]
+            scores = _scores(outputs, y)  # [score, model, row] or [score, model, client, row]
+            if mask is not None:
+                scores = torch.where(mask, scores, 0).sum(dim=3)
+            totals.index_add_(1, whose.flatten(), scores.transpose(1, 2).cpu())
+        correct, correct_top5, loss_sum = (totals if several else totals[:, :, 0]).to(self._pool.device)
         return Evaluation(correct, correct_top5, loss_sum, self._counts(parts))
 
-    def _on_everything(self, models: Models, parts: Sequence[np.ndarray], mixture: Tensor | None) -> Tensor:
-        """Scores of the same models on the data of every client, [score, client, model]."""
-        device = self._pool.device
-        index = torch.from_numpy(np.concatenate(parts)).to(device)
-        owner = torch.arange(len(parts)).repeat_interleave(self._counts(parts).cpu())
-        columns = len(models) if mixture is None else 1
-        # Summed on the host: a GPU would add in another order every time, and so to other last bits.
-        totals = torch.zeros(3, len(parts), columns, dtype=torch.float64)
-        for block, whose in zip(index.split(_ROWS), owner.split(_ROWS), strict=True):
-            outputs = self._form.outputs(models, self._pool.inputs(block), shared=True)
-            if mixture is not None:
-                outputs = _mixed(outputs, mixture[whose.to(mixture.device)].T)[None]
-            totals.index_add_(1, whose, _scores(outputs, self._pool.y[block]).transpose(1, 2).cpu())
-        return totals.to(device)
+    def best_fit(self, models: Models, on: str = "train") -> Tensor:
+        """Which of several models per client has the lowest loss on its own data, [client].
 
-    def _on_own(self, models: Models, parts: Sequence[np.ndarray], mixture: Tensor | None) -> Tensor:
-        """Scores of each client's own models on its own data, [score, client, model]."""
+        The first of equals is taken; a loss that is not a number is never the lowest. A client without samples of this
+        kind goes by its training data.
+        """
+        if models.shape[1] == 1:
+            return torch.zeros(len(self), dtype=torch.int64, device=self._pool.device)
+        result = self.evaluate(models, on)
+        loss = result.loss
+        if on != "train" and not (result.samples > 0).all():
+            loss = torch.where(result.samples[:, None] > 0, loss, self.evaluate(models, "train").loss)
+        return loss.nan_to_num(nan=torch.inf).argmin(dim=1)
+
+    def losses(self, models: Models, on: str = "train") -> Tensor:
+        """Cross-entropy of every sample under several models per client, [client, model, sample].
+
+        The samples are in the order in which `Batch.index` counts them; a client with fewer than the others has NaN
+        behind its last one. Nothing is augmented and no noise is drawn.
+        """
+        self._check_stack(models, "models")
+        if len(models.shape) != 2:
+            raise CoterieError(f"models of shape {models.shape}: losses are of several models per client")
+        parts = self._part(on)
+        longest = max(len(part) for part in parts)
+        values = torch.full((len(self), models.shape[1], longest), torch.nan, dtype=torch.float64)
+        for whose, rows, mask, outputs, y in self._blocks(models, parts):
+            loss = _scores(outputs, y)[2].cpu()  # [model, client, row], or [model, row] of rows of any client
+            if mask is not None:
+                loss = torch.where(mask.cpu(), loss, torch.nan)
+            values[whose, :, rows] = loss.movedim(0, -1)
+        return values.to(self._pool.device)
+
+    def _blocks(self, models: Models, parts: Sequence[np.ndarray]) -> Iterator[_Block]:
+        """Runs models [client, model] over the clients' samples, a block of them at a time."""
+        # A stack that was expanded over the clients repeats the same rows: all data goes through each model at once.
+        same = len(self) == 1 or models.parameters.stride(0) == 0
+        return self._over_everything(models[0], parts) if same else self._over_own(models, parts)
+
+    def _over_everything(self, models: Models, parts: Sequence[np.ndarray]) -> Iterator[_Block]:
+        """The same models on the data of every client."""
+        index = torch.from_numpy(np.concatenate(parts)).to(self._pool.device)
+        owner = torch.arange(len(parts)).repeat_interleave(self._counts(parts).cpu())
+        place = torch.cat([torch.arange(len(part)) for part in parts])
+        for block, whose, rows in zip(index.split(_ROWS), owner.split(_ROWS), place.split(_ROWS), strict=True):
+            outputs = self._form.outputs(models, self._pool.inputs(block), shared=True)
+            yield whose, rows, None, outputs, self._pool.y[block]
+
+    def _over_own(self, models: Models, parts: Sequence[np.ndarray]) -> Iterator[_Block]:
+        """Each client's own models on its own data, padded to the longest."""
         device = self._pool.device
         order = sorted(range(len(parts)), key=lambda client: -len(parts[client]))
         sizes = [len(parts[client]) for client in order]
-        columns = models.shape[1] if mixture is None else 1
-        totals = torch.zeros(3, len(parts), columns, dtype=torch.float64, device=device)
         for first in range(0, sizes[0], _ROWS):
-            whose = order[: sum(size > first for size in sizes)]
+            whose = torch.tensor(order[: sum(size > first for size in sizes)])
             places, real = _padded([parts[client][first : first + _ROWS] for client in whose])
             index, mask = torch.from_numpy(places).to(device), torch.from_numpy(real).to(device)
-            x = self._pool.inputs(index)
-            outputs = torch.stack(
-                [self._form.outputs(models[whose, column], x, shared=False) for column in range(models.shape[1])]
-            )
-            if mixture is not None:
-                outputs = _mixed(outputs, mixture[whose].T[:, :, None])[None]
-            scores = torch.where(mask, _scores(outputs, self._pool.y[index]), 0)  # [score, model, client, row]
-            totals[:, whose] += scores.sum(dim=3).transpose(1, 2)
-        return totals
+            x, own = self._pool.inputs(index), models[whose.to(device)]
+            columns = [self._form.outputs(own[:, column], x, shared=False) for column in range(models.shape[1])]
+            rows = first + torch.arange(places.shape[1])
+            yield whose[:, None], rows[None], mask, torch.stack(columns), self._pool.y[index]
+
+    def samples(self, row: int, on: str = "train") -> tuple[Tensor, Tensor]:
+        """The prepared inputs [sample, ...] and labels [sample] of one client, by its row."""
+        index = torch.from_numpy(self._part(on)[row]).to(self._pool.device)
+        return self._pool.inputs(index), self._pool.y[index]
 
     def inputs(self, on: str = "train") -> Tensor:
         """The clients' prepared inputs [client, row, ...]; all must have the same number of samples."""
@@ -360,7 +409,11 @@ def _padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return padded, real
 
 
-def new_models(net: Net, seed: int, count: int | None = None) -> Models:
-    """Freshly initialised models, [count] or a single one: the same for the same seed, each different."""
-    rows = [Models(net, *net.initial(torch_generator(seed, "net", number))) for number in range(count or 1)]
+def new_models(net: Net, seed: int, count: int | None = None, first: int = 0) -> Models:
+    """Freshly initialised models, [count] or a single one: the same for the same seed, each different.
+
+    `first` leaves out so many of them, for another draw.
+    """
+    numbers = range(first, first + (count or 1))
+    rows = [Models(net, *net.new(seed, number)) for number in numbers]
     return rows[0] if count is None else Models.stack(rows)

@@ -52,13 +52,17 @@ class Line:
 
     def round_done(self, checkpoint: Checkpoint, record: Record | None, groups: Record | None) -> None:
         """Move the bar."""
-        self._progress.update(self._task, completed=checkpoint.federation["round"])
-        if record is not None:
-            self._progress.update(self._task, figures=_figures(record))
+        self.show(checkpoint.federation["round"], record)
 
     def run_done(self, checkpoint: Checkpoint, result: Result) -> None:
         """Show the end."""
-        self._progress.update(self._task, completed=checkpoint.federation["round"], figures=_figures(result.rounds[-1]))
+        self.show(checkpoint.federation["round"], result.rounds[-1])
+
+    def show(self, number: int, record: Record | None) -> None:
+        """Show that so many rounds are done, and the figures of the last that was evaluated."""
+        self._progress.update(self._task, completed=number)
+        if record is not None:
+            self._progress.update(self._task, figures=_figures(record))
 
 
 def _figures(record: Record) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["CoterieError", "DataError", "ProgramError", "SettingsError", "unknown"]
+__all__ = ["CoterieError", "DataError", "NoAnswerError", "ProgramError", "SettingsError", "unknown"]
 
 
 class CoterieError(Exception):
@@ -16,6 +16,10 @@ class SettingsError(CoterieError, ValueError):
 
 class DataError(CoterieError):
     """Data is missing, damaged or does not fit the task."""
+
+
+class NoAnswerError(CoterieError):
+    """No client answered."""
 
 
 class ProgramError(CoterieError):

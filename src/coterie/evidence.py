@@ -4,7 +4,7 @@ Arrays or tensors with the client as first axis go in, arrays of float64 come ou
 `coterie.grouping`: a distance d is the similarity 1 - d and the other way round.
 """
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,7 +19,9 @@ __all__ = [
     "inference_similarity",
     "label_shares",
     "prediction_similarity",
+    "subspace_angle",
     "update_cosine",
+    "update_distance",
     "weight_distance",
 ]
 
@@ -61,7 +63,7 @@ def weight_distance(models: Any, layer: str = "last") -> np.ndarray:
     """Euclidean distances between clients' weights over their number, [client, client] (AutoCFL Eq. 6).
 
     Of `Models` the last layer counts, or another by its name, or "all". Other arrays [client, ...] are the weights
-    themselves.
+    themselves. What is below their precision is 0.
     """
     if isinstance(models, Models | Changes):
         rows = models.part("head" if layer == "last" else layer)
@@ -69,14 +71,57 @@ def weight_distance(models: Any, layer: str = "last") -> np.ndarray:
         raise SettingsError(f"layer={layer!r}: only Models know their layers; give the layer's weights themselves")
     else:
         rows = models
-    rows = _rows("models", rows)
-    return distances(rows).cpu().numpy() / rows.shape[1]
+    known = rows.dtype if isinstance(rows, Tensor) and rows.is_floating_point() else torch.float64
+    rows, precision = _rows("models", rows), torch.finfo(known).eps
+    distance = distances(rows)
+    # Equal clients differ by the order in which their samples were added up: that is no distance.
+    distance[distance <= 32 * precision * rows.norm(dim=1).max()] = 0
+    return distance.cpu().numpy() / rows.shape[1]
 
 
 def update_cosine(updates: Any) -> np.ndarray:
     """Cosines between clients' updates, [client, client]; 0 for a client that did not move (CFL, FL+HC)."""
     rows = _rows("updates", updates.parameters if isinstance(updates, Changes) else updates)
     return _tidy(cosines(rows).cpu().numpy())
+
+
+def update_distance(updates: Any, metric: Literal["l1", "l2", "cosine"] = "l2") -> np.ndarray:
+    """Distances between clients' updates, [client, client]: Manhattan, Euclidean, or 1 less the cosine (FL+HC)."""
+    if metric == "cosine":
+        return 1 - update_cosine(updates)
+    rows = _rows("updates", updates.parameters if isinstance(updates, Changes) else updates)
+    if metric == "l2":
+        return distances(rows).cpu().numpy()
+    if metric != "l1":
+        raise SettingsError(f"metric={metric!r}: l1, l2 or cosine")
+    return torch.cdist(rows, rows, p=1).cpu().numpy()
+
+
+def subspace_angle(bases: Any, measure: Literal["smallest", "sum"] = "smallest") -> np.ndarray:
+    """Principal angles between the subspaces that clients' data spans, in degrees, [client, client] (PACFL).
+
+    `bases` [client, feature, vector] have orthonormal columns, or columns of zeros where a client has fewer. The result
+    is the smallest principal angle, or the sum of all; angles do not depend on the basis of a subspace. With a subspace
+    per class, [client, class, feature, vector], it is the mean over the classes that either client has: a class that
+    only one of them has counts as right angles.
+    """
+    bases = as_array("bases", bases, 3, 4)
+    if measure not in ("smallest", "sum"):
+        raise SettingsError(f"measure={measure!r}: smallest or sum")
+    classes = bases[:, None] if bases.ndim == 3 else bases
+    ranks = classes.any(axis=2).sum(axis=2)  # [client, class]
+    if not ranks.any(axis=1).all():
+        raise SettingsError(f"bases: client {int(ranks.any(axis=1).argmin())} has none, all is 0")
+    total, counted = np.zeros((2, len(bases), len(bases)))
+    for one, rank in zip(classes.swapaxes(0, 1), ranks.T, strict=True):
+        cosine = _tidy(np.linalg.svd(one.swapaxes(1, 2)[:, None] @ one[None], compute_uv=False))
+        angle = np.degrees(np.arccos(cosine))  # [client, client, vector], smallest first
+        both, either = np.minimum(rank[:, None], rank), np.maximum(rank[:, None], rank)
+        # Two subspaces have as many angles as the smaller one has dimensions; a missing one is at right angles to all.
+        count = np.minimum(np.where(both > 0, both, either), 1 if measure == "smallest" else np.inf)
+        total += np.where(np.arange(angle.shape[2]) < count[..., None], angle, 0).sum(axis=2)
+        counted += either > 0
+    return total / counted
 
 
 def inference_similarity(predictions: Any, as_printed: bool = False) -> np.ndarray:
@@ -117,7 +162,7 @@ def prediction_similarity(own_on_own: Any, other_on_own: Any, own_on_other: Any,
 
 def _tidy(similarity: np.ndarray) -> np.ndarray:
     """Exactly symmetric, and exactly 1 where only rounding says otherwise: equal clients are at distance 0."""
-    similarity = (similarity + similarity.T) / 2
+    similarity = (similarity + similarity.swapaxes(0, 1)) / 2
     return np.where(similarity > 1 - 1e-12, 1, similarity)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from coterie import mixing, sampling
 from coterie.clients import Clients, Round, new_models
-from coterie.errors import CoterieError
+from coterie.errors import CoterieError, NoAnswerError
 from coterie.ledger import Direction, Ledger
 from coterie.letters import Letters
 from coterie.memory import Value
@@ -151,15 +151,38 @@ class Replies:
             return outputs[name]
         raise AttributeError(f"the program returned no {name!r}, only {', '.join(outputs) or 'nothing'}")
 
+    def weights(self, weighting: str = "samples") -> Tensor:
+        """What the clients weigh in a mean, [client]: in proportion to their samples, or all the same."""
+        return (mixing.by_samples(self.samples) if weighting == "samples" else mixing.uniform(len(self)))[0]
+
     @property
     def samples(self) -> Tensor:
         """Training samples of the clients that answered, [client]."""
         return self._sizes
 
-    def average(self, weighting: str = "samples", of: str = "model") -> Any:
-        """The mean of an output over the clients, weighted by their samples or uniformly: a single model."""
-        weights = mixing.by_samples(self.samples) if weighting == "samples" else mixing.uniform(len(self))
-        return (weights @ self.outputs[of])[0]
+    def average(self, weighting: str = "samples", of: str = "model", by: Any = None, otherwise: Any = None) -> Any:
+        """The mean of an output over the clients, weighted by their samples or uniformly: a single model.
+
+        With `by` [client], the group of each client that answered, it is one per group, [group]; `otherwise` [group]
+        are those of groups from which nobody answered, which stay to the last bit.
+        """
+        samples = self.samples if weighting == "samples" else torch.ones(len(self))
+        if by is None:
+            return (mixing.by_samples(samples) @ self.outputs[of])[0]
+        membership = torch.as_tensor(by).cpu() == torch.arange(len(otherwise))[:, None]  # [group, client]
+        return self.mixed(membership * samples, otherwise, of)
+
+    def mixed(self, weights: Tensor, otherwise: Any, of: str = "model") -> Any:
+        """Means of an output with these weights [group, client], of which only the proportions in a row matter.
+
+        A row without any weight, because nobody of that group answered, stays to the last bit what `otherwise` [group]
+        has there.
+        """
+        there = (weights > 0).any(dim=1)
+        normal = torch.zeros(weights.shape, dtype=torch.float64)
+        if there.any():
+            normal[there] = mixing.by_samples(torch.ones(len(self)), weights[there])
+        return (normal @ self.outputs[of]).where(there, otherwise)
 
 
 class Federation:
@@ -173,7 +196,7 @@ class Federation:
         true_groups: np.ndarray | None = None,
     ) -> None:
         self._engine, self.seed, self.true_groups = engine, seed, true_groups
-        self.keep_last = False
+        self.keep_last, self._test_data = False, False
         self.ledger = Ledger()
         self.round, self.rounds, self._phase = 0, 0, 0
         self._method_at_work = False
@@ -212,9 +235,9 @@ class Federation:
         """A freshly initialised model: the one that every run of this seed starts from."""
         return new_models(self.net, self.seed)
 
-    def new_models(self, count: int) -> Models:
-        """Several freshly initialised models, each different; the first is `new_model`."""
-        return new_models(self.net, self.seed, count)
+    def new_models(self, count: int, first: int = 0) -> Models:
+        """Several freshly initialised models, each different; number 0 is `new_model`. Another `first`, others."""
+        return new_models(self.net, self.seed, count, first)
 
     def generator(self, purpose: str) -> np.random.Generator:
         """A generator for the server's draws, keyed by purpose and round."""
@@ -289,7 +312,7 @@ class Federation:
             self._method_at_work = False
 
     def _at(self, scoring: bool = False) -> Round:
-        return Round(self.seed, self.round, scoring, self.keep_last, phase=self._phase)
+        return Round(self.seed, self.round, scoring, self.keep_last, phase=self._phase, test_data=self._test_data)
 
     def _run(
         self,
@@ -340,6 +363,8 @@ class Federation:
 
     def _accepted(self, program: Program, answers: Answers) -> Answers:
         """The answers without those that are not finite: they cost the client its contribution, nothing else."""
+        if not len(answers.clients):
+            raise NoAnswerError(f"round {self.round}: no client answered ({program.name})")
         fine = torch.ones(len(answers.clients), dtype=torch.bool)
         for value in answers.outputs.values():
             for tensor in value.tensors if isinstance(value, Stack) else (value,):
@@ -369,9 +394,12 @@ class Federation:
 
     # The course of a run, for `fit`
 
-    def begin(self, rounds: int, keep_last: bool = False) -> None:
-        """Start anew: nothing remembered, nothing counted, before the first of so many rounds."""
-        self.round, self.rounds, self.keep_last = 0, rounds, keep_last
+    def begin(self, rounds: int, keep_last: bool = False, test_data: bool = False) -> None:
+        """Start anew: nothing remembered, nothing counted, before the first of so many rounds.
+
+        `test_data` lets the method's programs read test data, for protocols that do and say so.
+        """
+        self.round, self.rounds, self.keep_last, self._test_data = 0, rounds, keep_last, test_data
         self.ledger = Ledger()
         self._engine.reset()
 

@@ -86,10 +86,10 @@ def fit(
     that end in `seconds` differ.
     """
     scoring = scoring or Scoring()
-    if scoring.top >= fed.net.classes:
+    if 0 < fed.net.classes <= scoring.top:
         raise SettingsError(f"top={scoring.top}: with {fed.net.classes} classes every prediction would be right")
     truth = fed.true_groups if true_groups is None else np.asarray(true_groups)
-    fed.begin(method.rounds, keep_last="last" in scoring.views)
+    fed.begin(method.rounds, keep_last="last" in scoring.views, test_data=method.reads_test_data)
     started = time.perf_counter()
     if resume is None:
         with fed.method_at_work():
@@ -192,6 +192,8 @@ def _summary(
     best = max(judged, key=lambda record: (record["validation_accuracy"], -record["round"]), default=None)
     last = {name: value for name, value in rounds[-1].items() if name != "round"}
     summary: Record = {"method": method.name, "clients": len(fed.names), "rounds": method.rounds, "seed": fed.seed}
+    if method.reads_test_data:
+        summary["reads_test_data"] = True
     summary |= describe | {"parameters": fed.net.parameters.total} | last | {"best_round": best}
     if truth is not None and scores.groups is not None:
         there = scores.clients

@@ -162,7 +162,7 @@ def kmeans_silhouette(features: Any, k_range: Iterable[int] | None = None, seed:
 def _kmeans_labels(features: np.ndarray, k: int, seed: int) -> np.ndarray:
     from sklearn.cluster import KMeans
 
-    return KMeans(k, n_init=10, random_state=seed).fit_predict(features)
+    return KMeans(k, n_init=10, random_state=seed % 2**32).fit_predict(features)
 
 
 def _distinct(features: np.ndarray) -> int:

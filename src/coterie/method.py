@@ -47,6 +47,19 @@ class Method(LocalTraining, ABC):
         """How clients train, as a setting for programs."""
         return LocalTraining(**{field.name: getattr(self, field.name) for field in fields(LocalTraining)})
 
+    @property
+    def reads_test_data(self) -> bool:
+        """Whether it looks at test data, as some published protocols do. Every table of such a run says so."""
+        return False
+
+    @property
+    def server_samples(self) -> int:
+        """How many samples the server should hold for it, if nobody says; 0 if it needs none."""
+        return 0
+
+    def check(self, fed: Federation) -> None:
+        """Refuse a federation that the method cannot run on, before anything is written or sent."""
+
     @abstractmethod
     def begin(self, fed: Federation) -> Any:
         """The state before the first round."""

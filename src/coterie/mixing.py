@@ -14,7 +14,17 @@ from coterie.arrays import as_counts, as_square
 from coterie.errors import SettingsError
 from coterie.grouping import Grouping
 
-__all__ = ["by_samples", "cafa_weights", "clipped", "personal", "uniform"]
+__all__ = [
+    "by_information",
+    "by_samples",
+    "cafa_weights",
+    "clipped",
+    "least_norm",
+    "mixture_shares",
+    "personal",
+    "responsibilities",
+    "uniform",
+]
 
 
 def by_samples(samples: Any, membership: Any = None) -> Tensor:
@@ -88,3 +98,85 @@ def clipped(weights: Any, distance: Any, limit: float) -> Tensor:
     np.fill_diagonal(bounded, 0)
     np.fill_diagonal(bounded, 1 - bounded.sum(axis=1))
     return torch.from_numpy(bounded)
+
+
+def responsibilities(losses: Tensor, shares: Tensor) -> Tensor:
+    """How likely each sample is to come from each model of a mixture, [client, model, sample]; each sample's add to 1.
+
+    `losses` [client, model, sample] are negative log-likelihoods and `shares` [client, model] the mixture's weights:
+    q_ik is proportional to pi_k exp(-l_k(i)), the E step of the EM algorithm. NaN marks samples that are not there.
+    """
+    # A share of 0 would be 0 for ever, and its logarithm is no number to go on with.
+    return (shares.to(losses).clamp(min=1e-10).log().unsqueeze(2) - losses).softmax(dim=1)
+
+
+def mixture_shares(losses: Tensor, shares: Tensor, steps: int = 1) -> Tensor:
+    """The weights of a mixture of fixed models after so many steps of the EM algorithm, [client, model]."""
+    for _ in range(steps):
+        shares = responsibilities(losses, shares).nanmean(dim=2)
+    return shares
+
+
+def by_information(accuracy: Any, frequency: Any, share: float) -> Tensor:
+    """FedFa's weights [client], from accuracies and from how often clients took part; `share` is that of the latter.
+
+    Each half is an information quantity, normalised to sum 1: -log2 of a client's part of all accuracy, which is larger
+    the worse it does, and -log2 of what its part of all participation leaves, which is larger the oftener it came.
+    """
+    accuracy, frequency = (torch.as_tensor(value, dtype=torch.float64).cpu() for value in (accuracy, frequency))
+    # A part of 0, and a part that is everything, have no logarithm: the limits are those of the public implementation.
+    needs = -_parts(accuracy).clamp(min=1e-6).log2()
+    came = -(1 - _parts(frequency)).clamp(min=1e-5).log2()
+    return (1 - share) * _parts(needs) + share * _parts(came)
+
+
+def _parts(values: Tensor) -> Tensor:
+    """The values in proportion, summing to 1; all the same if they are all zero."""
+    total = values.sum()
+    return values / total if total > 0 else torch.full_like(values, 1 / len(values))
+
+
+def least_norm(rows: Tensor, around: Tensor, within: float) -> Tensor:
+    """The weights [row] that make the weighted sum of rows shortest, none further than `within` from those given.
+
+    They are at least 0 and sum to 1: a quadratic program in as many unknowns as there are rows. Of equally good
+    weights, those nearest to the given ones are taken.
+    """
+    from scipy.optimize import minimize
+
+    gram, start = (rows.double() @ rows.double().mT).cpu().numpy(), around.double().cpu().numpy()
+    least, most = np.maximum(start - within, 0), np.minimum(start + within, 1)
+    ridge = 1e-10  # decides between equally good weights, and is too small to show in others
+    matrix, ones = gram + ridge * np.eye(len(start)), np.ones(len(start))
+    found = minimize(
+        lambda weights: weights @ matrix @ weights - 2 * ridge * start @ weights,
+        start,
+        jac=lambda weights: 2 * (matrix @ weights - ridge * start),
+        method="SLSQP",
+        bounds=list(zip(least, most, strict=True)),
+        constraints={"type": "eq", "fun": lambda weights: weights.sum() - 1, "jac": lambda weights: ones},
+        options={"ftol": 1e-16, "maxiter": 1000},
+    ).x
+    weights = _polished(np.clip(found, least, most), matrix, ridge * start, least, most)
+    return torch.from_numpy(weights / weights.sum())
+
+
+def _polished(
+    weights: np.ndarray, matrix: np.ndarray, pull: np.ndarray, least: np.ndarray, most: np.ndarray
+) -> np.ndarray:
+    """A solution that is right to the last digits: which bounds it touches is known, so the rest is a linear system.
+
+    An iterative solver stops wherever it is near enough, and so at other digits for inputs that differ by rounding.
+    """
+    near = 1e-7 * (most - least)
+    free = np.flatnonzero((weights - least > near) & (most - weights > near))
+    if not len(free):
+        return weights
+    result = np.where(weights - least <= near, least, np.where(most - weights <= near, most, 0.0))
+    result[free] = 0
+    system = np.ones((len(free) + 1, len(free) + 1))
+    system[:-1, :-1], system[-1, -1] = matrix[np.ix_(free, free)], 0
+    right = np.append(pull[free] - matrix[free] @ result, 1 - result.sum())
+    result[free] = np.linalg.solve(system, right)[:-1]
+    inside = (result >= least - near).all() and (result <= most + near).all()
+    return np.clip(result, least, most) if inside else weights

@@ -17,7 +17,17 @@ from coterie.memory import Value
 from coterie.training import LocalTraining
 from coterie.weights import Models
 
-__all__ = ["Program", "evaluate", "label_histogram", "predict", "program", "program_named", "programs", "train"]
+__all__ = [
+    "Program",
+    "choose",
+    "evaluate",
+    "label_histogram",
+    "predict",
+    "program",
+    "program_named",
+    "programs",
+    "train",
+]
 
 Outputs = Mapping[str, Value]
 
@@ -89,6 +99,12 @@ def evaluate(clients: Clients, models: Models, on: str = "validation") -> Output
     """Accuracy and mean loss of models on the client's own data, and on how many samples; 0 where there are none."""
     result = clients.evaluate(models, on)
     return {"accuracy": result.accuracy.nan_to_num(0), "loss": result.loss.nan_to_num(0), "evaluated": result.samples}
+
+
+@program
+def choose(clients: Clients, models: Models, on: str = "train") -> Outputs:
+    """Which of several models fits the client's own data best."""
+    return {"choice": clients.best_fit(models, on)}
 
 
 @program

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie import mixing
 from coterie.clients import Clients
 from coterie.errors import SettingsError
 from coterie.federation import Federation
@@ -18,6 +19,9 @@ from coterie.training import LocalTraining
 from coterie.weights import Models
 
 __all__ = ["ClientScores", "Scoring", "score", "spread"]
+
+_EM_STEPS = 20
+"""Steps of the EM algorithm with which a new client finds its share of every model of a mixture."""
 
 View = Literal["served", "adapted", "last"]
 
@@ -79,6 +83,9 @@ def score(fed: Federation, served: Served, scoring: Scoring, local: LocalTrainin
         each,
         shared,
         kept=served.kept,
+        on=served.on,
+        shares=served.shares,
+        part=served.part,
         personal=served.adapt,
         adapt=adapt,
         last="last" in scoring.views,
@@ -114,7 +121,7 @@ def _groups(fed: Federation, served: Served, clients: np.ndarray, choice: np.nda
 def _inputs(served: Served, clients: np.ndarray) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is sent to the clients: one model to each, or all of them to choose from or to mix."""
     if served.models is None:
-        return {}, {}
+        return {}, {} if served.shared is None else {"shared_part": served.shared}
     index = torch.from_numpy(clients)
     if served.weights is not None:
         return {"weights": served.weights[index]}, {"models": served.models}
@@ -137,7 +144,11 @@ def score_client(
     clients: Clients,
     models: Models | None = None,
     weights: Tensor | None = None,
+    shared_part: Tensor | None = None,
     kept: str | None = None,
+    on: str = "train",
+    shares: str | None = None,
+    part: str = "none",
     personal: LocalTraining | None = None,
     adapt: LocalTraining | None = None,
     last: bool = False,
@@ -148,8 +159,11 @@ def score_client(
     outputs: dict[str, Tensor] = {}
     if models is None:
         models = clients.state(kept or "", otherwise=clients.initial())
+        models = models if shared_part is None else models.patched(part, shared_part)
+    elif shares is not None:
+        weights = _own_shares(clients, models, shares)
     elif len(models.shape) > 1 and weights is None:
-        choice = clients.evaluate(models, on="train").loss.nan_to_num(nan=torch.inf).argmin(dim=1)
+        choice = clients.best_fit(models, on)
         models = models[torch.arange(len(clients), device=choice.device), choice]
         outputs["choice"] = choice
     if personal is not None:
@@ -164,6 +178,16 @@ def score_client(
         outputs["accuracy_last"] = clients.evaluate(trained, "test").accuracy_of(top)
     none = torch.zeros(len(clients), dtype=torch.int64)
     return outputs | {"steps": clients.state("_steps", none), "rounds": clients.state("_rounds", none)}
+
+
+def _own_shares(clients: Clients, models: Models, kept: str) -> Tensor:
+    """How each client mixes models [client, model], as it keeps it; new ones fit it to their own training data."""
+    even = torch.full(models.shape, 1 / models.shape[1], dtype=torch.float64, device=models.parameters.device)
+    own: Tensor = clients.state(kept, otherwise=even * torch.nan)
+    new = own.isnan().any(dim=1, keepdim=True)
+    if not new.any():
+        return own
+    return torch.where(new, mixing.mixture_shares(clients.losses(models), even, _EM_STEPS), own)
 
 
 def _measured(clients: Clients, models: Models, weights: Tensor | None, top: int) -> dict[str, Tensor]:

@@ -23,8 +23,16 @@ class Served:
     """Which of them each client gets, [client]; without it clients choose or mix."""
     weights: Tensor | None = None
     """How each client mixes their predictions, [client, model]."""
+    shares: str | None = None
+    """The name under which clients keep how they mix them; who keeps nothing yet finds it out by itself."""
     kept: str | None = None
     """The name under which clients keep a model of their own."""
+    on: str = "train"
+    """The data by which clients choose among models."""
+    part: str = "none"
+    """The part of that model which the server's `shared` one replaces."""
+    shared: Tensor | None = None
+    """A packed part (see `Models.packed`)."""
     adapt: LocalTraining | None = None
     """Local training that precedes predicting."""
 
@@ -35,7 +43,8 @@ class Served:
     @property
     def personal(self) -> bool:
         """Whether clients predict with something of their own, not with one of the server's models."""
-        return self.models is None or self.weights is not None or self.adapt is not None
+        mixed = self.weights is not None or self.shares is not None
+        return self.models is None or mixed or self.adapt is not None
 
 
 def one(model: Models, clients: int) -> Served:
@@ -52,16 +61,22 @@ def each(models: Models, index: Any) -> Served:
     return Served(models=models, index=index)
 
 
-def best_fit(models: Models) -> Served:
-    """Each client takes the one of the server's models [model] with the lowest loss on its own training data."""
-    return Served(models=models)
+def best_fit(models: Models, on: str = "train") -> Served:
+    """Each client takes the one of the server's models [model] with the lowest loss on its own data of this kind."""
+    return Served(models=models, on=on)
 
 
-def mixture(models: Models, weights: Tensor) -> Served:
-    """Each client mixes the predictions of the server's models [model] by its own weights [client, model]."""
-    return Served(models=models, weights=weights)
+def mixture(models: Models, weights: Tensor | str) -> Served:
+    """Each client mixes the predictions of the server's models [model] by its own weights.
+
+    They are [client, model], or the name under which clients keep theirs: then the server need not know them.
+    """
+    return Served(models=models, shares=weights) if isinstance(weights, str) else Served(models=models, weights=weights)
 
 
-def kept(name: str = "model") -> Served:
-    """Each client predicts with the model that it keeps itself; before it has one, with the initial model."""
-    return Served(kept=name)
+def kept(name: str = "model", part: str = "none", shared: Tensor | None = None) -> Served:
+    """Each client predicts with the model that it keeps itself; before it has one, with the initial model.
+
+    A part of it can be the server's: `shared` is packed as by `Models.packed`.
+    """
+    return Served(kept=name, part=part, shared=shared)

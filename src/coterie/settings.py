@@ -25,7 +25,19 @@ from coterie.nets.net import Factory
 from coterie.registry import Option, Registry, checked, options
 from coterie.scoring import Scoring
 
-__all__ = ["FORMAT", "GENERAL", "Settings", "World", "data_options", "read_table", "simulate"]
+__all__ = [
+    "FORMAT",
+    "GENERAL",
+    "Settings",
+    "World",
+    "as_toml",
+    "check_format",
+    "data_options",
+    "made_of",
+    "read_table",
+    "section_of",
+    "simulate",
+]
 
 FORMAT = 1
 """The version of settings files and run folders."""
@@ -171,7 +183,7 @@ class Settings:
         """
         table = dict(base or {})
         for part, name in {"data": given.get("data"), "split": given.get("split"), "method": method}.items():
-            section = table[part] = _section(table, part)
+            section = table[part] = section_of(table, part)
             if name is not None and section.get("name", _DEFAULTS[part]) != name:
                 # Options of another data set, split or method are not for this one, unless all have them.
                 shared = {option.name for option in _COMMON[part]}
@@ -184,11 +196,22 @@ class Settings:
         if routed["data"] or any(given.get(name) is not None for name in ("seed", "split_seed")):
             table["data"].pop("labels", None)  # what is given may pick other classes
         for part, values in routed.items():
-            table[part] = _section(table, part) | values
+            table[part] = section_of(table, part) | values
         table |= {name: given[name] for name in ("net", "seed", "split_seed") if given.get(name) is not None}
         if given.get("arrivals"):
             table["arrivals"] = {str(client): at for client, at in parse_arrivals(given["arrivals"]).items()}
-        return cls.from_table(table), notes
+        made = cls.from_table(table)
+        wanted = made.method.server_samples
+        if wanted and "server_samples" not in table["division"]:
+            notes.append(f"the server holds {wanted} samples, which {made.method.name} needs: server_samples")
+            table["division"]["server_samples"] = wanted
+            made = cls.from_table(table)
+        return made, notes
+
+    def with_server_samples(self, count: int) -> "Settings":
+        """The same with so many samples that the server holds."""
+        division = replace(self.world.division, server_samples=count)
+        return replace(self, world=replace(self.world, division=division))
 
     def resolved(self) -> "Settings":
         """The same with everything spelled out, so that a file of it gives the same run anywhere on this machine."""
@@ -209,22 +232,24 @@ class Settings:
             "computing": _fields(world.computing),
             "arrivals": {str(client): arrival for client, arrival in world.arrivals.items()},
         }
-        return _without_nothing(content)
+        return as_toml(content)
 
     @classmethod
     def from_table(cls, content: Mapping[str, Any]) -> "Settings":
         """Settings from a settings file's content."""
+        if "task" in content:
+            raise SettingsError("these are the settings of a run over real sites: go on with `coterie deploy resume`")
         known = {"format", "coterie", "net", "seed", "split_seed", "arrivals", *_DEFAULTS, *_SECTIONS}
         for name in content:
             if name not in known:
                 raise unknown("entry of the settings", name, known)
         check_format(content)
-        parts = {name: _section(content, name) for name in (*_DEFAULTS, "arrivals", *_SECTIONS)}
+        parts = {name: section_of(content, name) for name in (*_DEFAULTS, "arrivals", *_SECTIONS)}
         data, split, method = (parts[name].pop("name", default) for name, default in _DEFAULTS.items())
         if method is None:
             raise SettingsError("the settings name no method: write [method] with name = ... in it")
         labels = checked("data.labels", parts["data"].pop("labels", ()), tuple[str, ...])
-        made = {name: _made(kind, parts[name]) for name, kind in _SECTIONS.items()}
+        made = {name: made_of(kind, parts[name]) for name, kind in _SECTIONS.items()}
         world = World(
             data=data,
             data_options=_checked_all(parts["data"], _owners(data=data)["data"], "[data]"),
@@ -390,7 +415,7 @@ def _fields(thing: Any) -> dict[str, Any]:
     return {item.name: getattr(thing, item.name) for item in dataclasses.fields(thing)}
 
 
-def _section(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+def section_of(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     """A section of the settings, empty if it is not there."""
     section = content.get(name, {})
     if not isinstance(section, Mapping):
@@ -400,7 +425,8 @@ def _section(content: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(section)
 
 
-def _made(kind: type, values: Mapping[str, Any]) -> Any:
+def made_of(kind: type, values: Mapping[str, Any]) -> Any:
+    """An instance of a class from the content of its section."""
     known = {option.name: option for option in options(kind)}
     return kind(**_checked_all(values, known, f"[{kind.__name__.lower()}]"))
 
@@ -420,14 +446,14 @@ def _some(labels: tuple[str, ...]) -> str:
     return ", ".join(labels[:10]) + (f" ... ({len(labels)} in all)" if len(labels) > 10 else "")
 
 
-def _without_nothing(content: Mapping[str, Any]) -> dict[str, Any]:
+def as_toml(content: Mapping[str, Any]) -> dict[str, Any]:
     """The same in the types of TOML, without what is not set: TOML has no word for nothing."""
     kept = {}
     for name, value in content.items():
         if isinstance(value, np.ndarray | np.generic):
             value = value.tolist()
         elif isinstance(value, Mapping):
-            value = _without_nothing(value) or None
+            value = as_toml(value) or None
         elif isinstance(value, tuple):
             value = list(value)
         elif isinstance(value, Path):

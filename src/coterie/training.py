@@ -6,8 +6,9 @@ others in the *objective*, a function written for one client. How a gradient is 
 many at once, is the business of the *form* (`coterie.forms`); everything else happens here, once.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from math import ceil, cos, inf, pi
 from typing import Any, Literal, Protocol
 
@@ -143,8 +144,11 @@ class Batch:
 class LocalModel:
     """One client's model inside an objective: call it on a batch or on inputs."""
 
-    def __init__(self, net: Net, parameters: Tensor, buffers: Tensor, current: Pass) -> None:
+    def __init__(
+        self, net: Net, parameters: Tensor, buffers: Tensor, current: Pass, views: Iterator[int] | None = None
+    ) -> None:
         self.net, self.parameters, self.buffers, self.current = net, parameters, buffers, current
+        self._views = views or count(1)
 
     def __call__(self, inputs: Batch | Any, *more: Any) -> Any:
         """The net's output. A batch brings the knowledge of which rows are real."""
@@ -157,12 +161,26 @@ class LocalModel:
         return output
 
     def at(self, parameters: Tensor) -> "LocalModel":
-        """The same model at other parameters; what it does to its buffers stays its own."""
-        return LocalModel(self.net, parameters, self.buffers, replace(self.current))
+        """The same model at other parameters; what it does to its buffers stays its own, and so does its noise."""
+        return self._view(parameters, next(self._views))
+
+    def _view(self, parameters: Tensor, number: int) -> "LocalModel":
+        # Views draw from far apart in one sequence: a net has far fewer layers that draw.
+        return LocalModel(self.net, parameters, self.buffers, replace(self.current, draws=number << 16), self._views)
 
     def gradient(self, loss: Callable[["LocalModel"], Tensor]) -> Tensor:
         """The gradient of a loss at the current parameters, [P], itself differentiable. The buffers stay."""
         return torch.func.grad(lambda parameters: loss(self.at(parameters)))(self.parameters)
+
+    def curvature(self, loss: Callable[["LocalModel"], Tensor], direction: Tensor, step: float) -> Tensor:
+        """The Hessian of a loss times a direction, [P], by a central difference of gradients. The buffers stay.
+
+        Both gradients are of the same noise: that of two draws, divided by a small step, would be all that is left.
+        """
+        number = next(self._views)
+        gradient = torch.func.grad(lambda parameters: loss(self._view(parameters, number)))
+        ahead, behind = gradient(self.parameters + step * direction), gradient(self.parameters - step * direction)
+        return (ahead - behind) / (2 * step)
 
     def frozen(self, part: str | Iterable[str]) -> "LocalModel":
         """The same model with a part that no gradient reaches."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from coterie.nets.net import Net
 
-__all__ = ["Changes", "Models", "Stack", "cosines", "distances"]
+__all__ = ["Changes", "Models", "Stack", "angles", "cosines", "distances"]
 
 S = TypeVar("S", bound="Stack")
 Number = float | Tensor
@@ -93,10 +93,10 @@ class Stack:
         return self.parameters.norm(dim=-1)
 
     @classmethod
-    def stack(cls: type[S], rows: Sequence[S]) -> S:
-        """Single models, or stacks of one shape, along a new first axis."""
+    def stack(cls: type[S], rows: Sequence[S], axis: int = 0) -> S:
+        """Single models, or stacks of one shape, along a new axis among the leading ones."""
         columns = zip(*(row.tensors for row in rows), strict=True)
-        return rows[0]._with(*(torch.stack(tuple(column)) for column in columns))
+        return rows[0]._with(*(torch.stack(tuple(column), dim=axis) for column in columns))
 
     @classmethod
     def cat(cls: type[S], stacks: Sequence[S]) -> S:
@@ -152,6 +152,19 @@ class Models(Stack):
     def zeros(self) -> "Changes":
         """No change, one per model."""
         return Changes(self.net, torch.zeros_like(self.parameters))
+
+    def packed(self, part: str | Iterable[str]) -> Tensor:
+        """A part (see `Net.part`) with its running statistics as one tensor [..., p + q]: what sharing it takes."""
+        return torch.cat([self.part(part), self.buffers[..., self.net.statistics(part)]], dim=-1)
+
+    def patched(self, part: str | Iterable[str], packed: Tensor) -> "Models":
+        """These models with a part replaced by a packed one [..., p + q]."""
+        trained, running = self.net.part(part), self.net.statistics(part)
+        packed = packed.to(self.parameters)
+        parameters, buffers = self.parameters.clone(), self.buffers.clone()
+        parameters[..., trained] = packed[..., : int(trained.sum())]
+        buffers[..., running] = packed[..., int(trained.sum()) :]
+        return Models(self.net, parameters, buffers)
 
     def state_dict(self) -> dict[str, Tensor]:
         """A single model as PyTorch's state dict."""
@@ -212,3 +225,11 @@ def cosines(rows: Tensor) -> Tensor:
     lengths = rows.norm(dim=1, keepdim=True)
     unit = rows / torch.where(lengths > 0, lengths, 1)
     return (unit @ unit.mT).clamp(-1, 1)
+
+
+def angles(rows: Tensor) -> Tensor:
+    """Angles between rows, [row, row]. Rows of zeros are alike, and at a right angle to all others."""
+    zero = (rows == 0).all(dim=1)
+    result = cosines(rows).acos()
+    result[zero[:, None] & zero] = 0
+    return result.fill_diagonal_(0)

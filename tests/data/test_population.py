@@ -216,6 +216,23 @@ def test_the_server_cannot_hold_what_is_not_free(split, count, message):
         populate(DATA, split, Division(server_samples=count))
 
 
+def test_the_server_can_be_given_the_last_published_test_samples_of_each_class():
+    population = populate(DATA, THREE, Division(server_samples=6, server_from="test"))
+    plain = populate(DATA, THREE)
+    for one, other in zip(population.shards, plain.shards, strict=True):  # no client has less to train on
+        np.testing.assert_array_equal(one.train, other.train)
+    held = population.server.train
+    assert np.isin(held, population.server.test).all()
+    labels = population.y[held]
+    for label in np.unique(DATA.test.y):
+        of_label = population.server.test[population.y[population.server.test] == label]
+        np.testing.assert_array_equal(held[labels == label], of_label[-(labels == label).sum() :])
+    counts = np.bincount(labels)
+    assert counts.max() - counts.min() <= 1
+    with pytest.raises(SettingsError, match="published test samples"):
+        populate(DATA, THREE, Division(server_samples=10_000, server_from="test"))
+
+
 def test_the_server_holds_the_published_test_part():
     population = populate(DATA, THREE)
     np.testing.assert_array_equal(population.x[population.server.test], DATA.test.x)

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import coterie
+from helpers import tensors_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -33,17 +34,17 @@ def noisy_net(shape, classes):
 
 
 @pytest.mark.parametrize("engine", ["loop", "vectorised"])
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "local"])
+@pytest.mark.parametrize("name", list(coterie.methods))
 def test_a_gpu_agrees_with_the_loop_on_the_cpu(engine, name):
     made = coterie.methods.make(name, rounds=3, batch=8, momentum=0.5, participation=0.8)
     reference = made.fit(federation("cpu", engine="loop", augment="crop-flip"))
     result = made.fit(federation("cuda", engine=engine, augment="crop-flip"))
     for one, other in zip(reference.clients, result.clients, strict=True):
         assert one["loss"] == pytest.approx(other["loss"], abs=1e-9)
-    if name != "local":
-        ours, theirs = result.state.model, reference.state.model
-        assert (ours.parameters.cpu() - theirs.parameters).abs().max() < 1e-9
-        assert (ours.buffers.cpu() - theirs.buffers).abs().max() < 1e-9
+    ours, theirs = tensors_of(result.state), tensors_of(reference.state)
+    assert ours.keys() == theirs.keys()
+    for key, value in ours.items():
+        assert (value - theirs[key]).abs().max() < 1e-9, key
 
 
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])

@@ -12,6 +12,7 @@ from coterie.data import Split
 from coterie.errors import SettingsError
 from coterie.nets import make_net
 from coterie.weights import Models
+from worked import quadratics, value
 
 
 def data(samples=90, classes=3, seed=0):
@@ -65,6 +66,24 @@ def test_fedprox_without_pull_is_fedavg_to_the_last_bit():
     fed = federation()
     options = {"rounds": 3, "participation": 0.6, "momentum": 0.5, "decay": 1e-3}
     assert same(coterie.FedProx(mu=0.0, **options).fit(fed).state.model, coterie.FedAvg(**options).fit(fed).state.model)
+
+
+def test_the_proximal_term_has_a_gradient_which_it_lacks_in_public_code(monkeypatch):
+    # min (w - 1)^2 / 2 + mu/2 w^2 is at 1 / (1 + mu). CAFA's code takes the term from detached tensors and PACFL's from
+    # the live parameters: both end at 1, and so does `compat`.
+    fed = quadratics(monkeypatch, (1, 1, 2))
+    options = {"rounds": 1, "steps": 120, "rate": 0.2}
+    for mu, end in ((0.0, 1), (0.1, 0.909091), (1.0, 0.5)):
+        assert value(coterie.FedProx(mu=mu, **options).fit(fed).state.model) == pytest.approx(end, abs=1e-6)
+        assert value(coterie.FedProx(mu=mu, compat=True, **options).fit(fed).state.model) == pytest.approx(1, abs=1e-6)
+
+
+def test_the_proximal_term_of_public_code_makes_fedprox_fedavg():
+    fed = federation()
+    wrong = coterie.FedProx(mu=5.0, rounds=3, compat=True).fit(fed).state.model
+    fedavg = coterie.FedAvg(rounds=3).fit(fed).state.model
+    assert same(wrong, fedavg)
+    assert not same(coterie.FedProx(mu=5.0, rounds=3).fit(fed).state.model, fedavg)
 
 
 def test_a_strong_pull_keeps_clients_near_the_global_model():

@@ -9,7 +9,7 @@ import coterie
 from coterie import Clients, program
 from coterie.data import Split
 from coterie.errors import SettingsError
-from coterie.steps import weight_of_steps
+from worked import kept_change, normed
 
 
 class Number(nn.Module):
@@ -68,7 +68,8 @@ def federation(**options):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(120, 5)).astype(np.float32)
     data = coterie.Dataset(x, (x @ rng.normal(size=(5, 3))).argmax(1), labels=tuple("abc"))
-    return coterie.simulate(data, "quantity", "mlp", clients=6, min_size=6, precision="float64", **options)
+    options = {"net": "mlp"} | options
+    return coterie.simulate(data, "quantity", clients=6, min_size=6, precision="float64", **options)
 
 
 def test_with_everybody_there_the_servers_control_is_the_mean_of_the_clients():
@@ -101,12 +102,39 @@ def test_control_variates_start_at_zero_so_that_the_first_round_is_fedavg():
 
 def test_what_an_absent_client_keeps_stays_as_it_is():
     fed = federation()
-    coterie.Scaffold(rounds=1, rate=0.05).fit(fed)
-    before = fed.run(own_control).control.parameters.clone()
-    result = coterie.Scaffold(rounds=2, participation=1.0, rate=0.05).fit(fed)
-    after = fed.run(own_control).control.parameters
-    assert not torch.equal(before, after)
-    assert all(client["rounds_taken_part"] == 2 for client in result.clients)
+    kept = []
+    for rounds in (2, 3):
+        result = coterie.Scaffold(rounds=rounds, participation=0.34, rate=0.05).fit(fed)
+        taken = [client["rounds_taken_part"] for client in result.clients]
+        kept.append((fed.run(kept_change, name="control").change.parameters, taken))
+    (before, then), (after, now) = kept
+    absent = [a == b for a, b in zip(then, now, strict=True)]
+    assert sum(absent) == 4
+    assert [torch.equal(*rows) for rows in zip(before, after, strict=True)] == absent
+
+
+def test_a_client_that_joins_late_counts_with_no_control_variate_until_it_takes_part():
+    fed = federation(arrivals={4: 3, 5: 3})
+    for rounds, clients in ((2, 4), (3, 6), (4, 6)):
+        state = coterie.Scaffold(rounds=rounds, rate=0.05).fit(fed).state
+        kept = fed.run(kept_change, name="control").change.parameters
+        assert state.clients == clients
+        assert torch.allclose(state.control.parameters, kept.sum(0) / clients, atol=1e-12)
+
+
+def test_without_any_steps_nothing_moves():
+    fed = federation()
+    state = coterie.Scaffold(rounds=2, epochs=0).fit(fed).state
+    assert torch.allclose(state.model.parameters, fed.new_model().parameters, atol=1e-15)
+    assert not state.control.parameters.any()
+    assert not fed.run(own_control).control.parameters.any()
+
+
+def test_running_statistics_have_no_control_variate():
+    fed = federation(net=normed)
+    state = coterie.Scaffold(rounds=2, rate=0.05).fit(fed).state
+    assert fed.net.buffers.total > 0
+    assert state.control.parameters.shape[-1] == fed.net.parameters.total
 
 
 def test_with_momentum_the_control_variate_is_still_the_size_of_a_gradient(quadratic):
@@ -118,10 +146,42 @@ def test_with_momentum_the_control_variate_is_still_the_size_of_a_gradient(quadr
     assert kept.tolist() == pytest.approx([-1, 1], rel=0.02)
 
 
-@pytest.mark.parametrize(("rho", "steps", "weight"), [(0.9, 1, 1), (0.9, 2, 2.9), (0.9, 10, 41.381060), (0.0, 5, 5)])
-def test_the_weight_of_steps(rho, steps, weight):
-    taken = torch.tensor([steps], dtype=torch.float64)
-    assert weight_of_steps(taken, rho).item() == pytest.approx(weight, abs=1e-5)
+@pytest.mark.parametrize("compat", ["niid-bench", "pacfl"])
+def test_public_code_counts_a_step_with_momentum_as_one_gradient(quadratic, compat):
+    # 50 steps with momentum .9 and eta = .001 from w = 0: (x - y) / (K eta) is -7.123, and -.976 without momentum.
+    fed = two_quadratics()
+    for momentum, expected in ((0.9, -7.123), (0.0, -0.976)):
+        made = coterie.Scaffold(rounds=1, steps=50, rate=1e-3, momentum=momentum, compat=compat)
+        made.fit(fed)
+        kept = fed.run(own_control).control.parameters[:, 0]
+        assert kept.tolist() == pytest.approx([expected, -expected], abs=1e-3)
+    # Counted right, the 50 steps are 410.5 gradients, from -1 at w = 0 to -.644 at the end.
+    coterie.Scaffold(rounds=1, steps=50, rate=1e-3, momentum=0.9).fit(fed)
+    assert fed.run(own_control).control.parameters[0].item() == pytest.approx(-7.123 * 50 / 410.46, abs=1e-3)
+
+
+def test_pacfl_divides_control_variates_by_the_cohort():
+    fed = federation()
+    result = coterie.Scaffold(rounds=1, participation=0.5, rate=0.05, compat="pacfl").fit(fed)
+    kept = fed.run(kept_change, name="control").change.parameters
+    assert torch.allclose(result.state.control.parameters, kept.sum(0) / 3, atol=1e-12)
+
+
+def test_niid_bench_starts_control_variates_from_a_random_net_which_shows_if_somebody_is_absent():
+    fed = federation()
+    options = {"rounds": 3, "rate": 0.05}
+    right, wrong = (coterie.Scaffold(compat=compat, **options).fit(fed).state for compat in ("none", "niid-bench"))
+    # With everybody there it is forgotten in the first round: c - c_i is 0 in it, and exact after it.
+    assert torch.allclose(right.model.parameters, wrong.model.parameters, atol=1e-9)
+    assert torch.allclose(right.control.parameters, wrong.control.parameters, atol=1e-9)
+    options["participation"] = 0.5
+    right, wrong = (coterie.Scaffold(compat=compat, **options).fit(fed).state for compat in ("none", "niid-bench"))
+    assert not torch.allclose(right.model.parameters, wrong.model.parameters, atol=1e-3)
+    # Clients that never came still hold their part of the random net in the server's mean.
+    mean = fed.run(kept_change, name="control").change.parameters
+    never = [row for row in range(6) if not mean[row].any()]
+    random = fed.new_models(2)[1].parameters
+    assert torch.allclose(wrong.control.parameters, (mean.sum(0) + len(never) * random) / 6, atol=1e-9)
 
 
 def test_two_models_travel_each_way():

@@ -42,7 +42,7 @@ def given(parts, **options):
 @program
 def kept(clients: Clients, names: tuple):
     """The models that clients keep and trained last, and what they note about each other."""
-    table = torch.from_numpy(slfed._recall(clients, names)).nan_to_num()  # what is not finite is not accepted
+    table = torch.from_numpy(slfed._recall(clients, names))
     model = clients.state("model", clients.initial())
     return {"model": model, "last": clients.state("_last", model), "table": table}
 
@@ -64,13 +64,13 @@ def numbers(models):
 class Sealed:
     """An engine like a real network's: letters are sealed while they are with the server, and all that crosses is kept.
 
-    `lost` names clients that do not answer a program.
+    `lost` names clients that do not answer a program, `never` letters (sender, receiver, subject) that do not arrive.
     """
 
     real = True
 
-    def __init__(self, engine, lost=()):
-        self._inner, self._safe, self.lost = engine, {}, dict(lost)
+    def __init__(self, engine, lost=(), never=()):
+        self._inner, self._safe, self.lost, self.never = engine, {}, dict(lost), set(never)
         self.calls, self.answers, self.letters = [], [], []
 
     def __getattr__(self, name):
@@ -79,7 +79,8 @@ class Sealed:
     def run(self, call):
         """Open the letters of a call, let it run, and seal what was written."""
         self.calls.append(call)
-        opened = [replace(letter, content=self._safe.pop(letter.content)) for letter in call.letters._letters]
+        arrived = [at for at in call.letters._letters if (at.sender, at.receiver, at.subject) not in self.never]
+        opened = [replace(letter, content=self._safe.pop(letter.content)) for letter in arrived]
         gone = [self.names.index(name) for name, where in self.lost.items() if where == call.program.function.__name__]
         there = ~np.isin(call.clients, gone)
         rows = torch.from_numpy(np.flatnonzero(there))
@@ -488,6 +489,19 @@ def test_a_client_lost_before_is_not_met_and_not_chosen():
     assert (end.table[:, 2, slfed._EVIDENCE] == 1).all()
     assert (end.table[:, 2, slfed._SIGMA] == 0).all()
     assert torch.equal(end.model.parameters[2], end.last.parameters[2])
+
+
+@pytest.mark.parametrize("subject", ["samples", "counts", "opinions"])
+def test_a_letter_lost_on_the_way_costs_that_encounter_and_nothing_else(subject):
+    whole = sealed(federation())
+    _, end = ends(whole, rounds=1)
+    one = next(at for at in whole._engine.letters if at.subject == subject)
+    sender, receiver = whole.names.index(one.sender), whole.names.index(one.receiver)
+    _, missed = ends(sealed(federation(), never=[(one.sender, one.receiver, subject)]), rounds=1)
+    changed = (missed.table[..., slfed._EVIDENCE] != end.table[..., slfed._EVIDENCE]).any(dim=2)
+    # Without samples there are no counts to send back, and without either way there is no similarity.
+    expected = {"samples": {(receiver, sender), (sender, receiver)}, "counts": {(receiver, sender)}, "opinions": set()}
+    assert {tuple(place) for place in changed.nonzero().tolist()} == expected[subject]
 
 
 def test_a_client_whose_training_fails_is_left_out_and_keeps_what_it_had():

@@ -341,6 +341,15 @@ class Nested(nn.Module):
         (["body"], 2 + 25 + 30),
         (["body.1", "head"], 30 + 18),
         ("token", 7),
+        ("top-0", 0),
+        ("top-1", 18),
+        ("top-2", 18 + 30),
+        ("top-99", 7 + 2 + 25 + 30 + 18),
+        ("not head", 7 + 2 + 25 + 30),
+        ("not not head", 18),
+        ("not top-2", 7 + 2 + 25),
+        ("body.1, head", 30 + 18),
+        ("not body.1,head", 7 + 2 + 25),
         ([""], 7),
         ([], 0),
     ],
@@ -363,6 +372,38 @@ def test_the_last_layer_is_the_head_even_below_another():
     net = make_net(lambda shape, classes: Below(), (4,), 3)
     assert torch.equal(net.part("body"), ~net.part("head"))
     assert int(net.part("head").sum()) == 12
+
+
+@pytest.mark.parametrize(
+    ("part", "count"),
+    [
+        ("all", 8 + 6 + 4),
+        ("none", 0),
+        ("head", 4),
+        ("body", 8 + 6),
+        ("1", 8),
+        ("top-2", 4),
+        ("not 1", 6 + 4),
+        ("not 1,6", 6),
+    ],
+)
+def test_running_statistics_belong_to_the_part_of_their_layer(part, count):
+    # The second norm has no parameters, so no name leads to it: it goes with what is left of the others.
+    net = make_net(
+        lambda shape, classes: nn.Sequential(
+            nn.Linear(4, 4),
+            nn.BatchNorm1d(4),
+            nn.Linear(4, 3),
+            nn.BatchNorm1d(3, affine=False),
+            nn.Tanh(),
+            nn.Linear(3, 2),
+            nn.BatchNorm1d(2),
+        ),
+        (4,),
+        2,
+    )
+    assert int(net.statistics(part).sum()) == count
+    assert torch.equal(net.statistics(f"not {part}"), ~net.statistics(part))
 
 
 def test_an_unknown_layer_gets_the_known_ones():

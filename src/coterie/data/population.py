@@ -46,7 +46,11 @@ class Division:
     """What is done to training images: nothing, or a random `crop-flip` (four pixels around, and left-right)."""
 
     server_samples: int = 0
-    """Training samples that the server holds for itself instead of the clients, e.g. for FLIS."""
+    """Samples that the server holds for itself, e.g. for FLIS: training samples that no client gets."""
+
+    server_from: Literal["train", "test"] = "train"
+    """Where the server's samples come from. Published `test` samples, the last of each class, are what clients are
+    tested on: only a method that says that it reads test data takes them."""
 
     def __post_init__(self) -> None:
         for name in ("validation", "test_share"):
@@ -118,14 +122,15 @@ def populate(data: Dataset, split: SplitRule | Split, division: Division | None 
     """Divide a data set among clients and each client's part into training, validation and test data."""
     division = division or Division()
     rng = generator(seed, "server samples")
+    held = division.server_samples if division.server_from == "train" else 0
     if isinstance(split, SplitRule) and not split.whole_data:
-        probe, rest = _set_aside(data, np.arange(len(data)), division.server_samples, rng)
+        probe, rest = _set_aside(data, np.arange(len(data)), held, rng)
         made = split.split(data.subset(rest) if len(probe) else data, seed)
         indices = [rest[index] for index in made.indices]
     else:
         made = split.split(data, seed) if isinstance(split, SplitRule) else split.checked(data)
         unused = np.setdiff1d(np.arange(len(data)), np.concatenate(made.indices))
-        probe, _ = _set_aside(data, unused, division.server_samples, rng)
+        probe, _ = _set_aside(data, unused, held, rng)
         indices = list(made.indices)
     kind = division.test
     if kind == "auto":
@@ -140,6 +145,8 @@ def populate(data: Dataset, split: SplitRule | Split, division: Division | None 
         own = _divided(index, division, kind == "own", generator(seed, "division", name))
         tests = own[2] if kind == "own" else _published(data, own[0], kind, generator(seed, "test", name))
         shards.append(Shard(name, *(pool.places(part, transform) for part in (own[0], own[1], tests))))
+    if division.server_from == "test":
+        probe = _last_of_each_class(data, division.server_samples)
     everything = np.arange(len(data), len(data) + (0 if data.test is None else len(data.test)))
     server = Shard("server", pool.places(probe, None), np.empty(0, np.int64), pool.places(everything, None))
     shift, scale = _scaling(data, division.scaling)
@@ -157,6 +164,20 @@ def _set_aside(
         raise SettingsError(f"server_samples={count}: only {len(available)} of {len(data)} samples are free")
     chosen = np.sort(rng.permutation(available)[:count])
     return chosen, np.setdiff1d(available, chosen)
+
+
+def _last_of_each_class(data: Dataset, count: int) -> np.ndarray:
+    """Published test samples, as places behind the training samples, as many of one class as of another."""
+    available = 0 if data.test is None else len(data.test)
+    if count > available:
+        raise SettingsError(f"server_samples={count}: {data.name} has {available} published test samples")
+    labels = np.empty(0, dtype=np.int64) if data.test is None else data.test.y
+    # How many of the same class come after each sample: the lowest are taken first, in turns over the classes.
+    after = np.zeros(available, dtype=np.int64)
+    for label in range(data.classes):
+        own = np.flatnonzero(labels == label)
+        after[own] = np.arange(len(own))[::-1]
+    return len(data) + np.sort(np.argsort(after, kind="stable")[:count])
 
 
 def _divided(

@@ -1,14 +1,16 @@
 """A program on clients whose data is at hand: simulated ones that are computed together, or a real site."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from coterie.clients import Clients, Round
 from coterie.data.population import Pool, Shard
-from coterie.errors import ProgramError
+from coterie.errors import CoterieError, ProgramError
 from coterie.federation import Call
 from coterie.forms import Form
 from coterie.letters import Letter, Letters
@@ -16,12 +18,37 @@ from coterie.memory import Memory, Value
 from coterie.nets.net import Net
 from coterie.weights import Stack
 
-__all__ = ["Result", "Site", "device_of", "part_of", "run_chunk"]
+__all__ = ["Host", "Result", "Site", "device_of", "joined", "part_of", "run_chunk"]
+
+
+class Host(Protocol):
+    """What a process needs to stand for clients."""
+
+    @property
+    def net(self) -> Net:
+        """The net that is trained."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where programs get their inputs."""
+        ...
+
+    @property
+    def samples(self) -> int | None:
+        """Training samples of the first client; nothing while nobody has counted them."""
+        ...
+
+    def clients(
+        self, positions: Iterable[int], at: Round, memory: Memory | None = None, letters: Letters | None = None
+    ) -> Clients:
+        """Clients by their positions."""
+        ...
 
 
 @dataclass(frozen=True)
 class Site:
-    """What a process needs to stand for clients: their data, the net, and how to compute."""
+    """A host that has the clients' data, the net, and a way to compute."""
 
     net: Net
     pool: Pool
@@ -29,6 +56,16 @@ class Site:
     common: np.ndarray
     """The global test set, as places in the pool."""
     form: Form
+
+    @property
+    def device(self) -> torch.device:
+        """Where the data is."""
+        return self.pool.device
+
+    @property
+    def samples(self) -> int:
+        """Training samples of the first client."""
+        return len(self.shards[0].train)
 
     def clients(
         self, positions: Iterable[int], at: Round, memory: Memory | None = None, letters: Letters | None = None
@@ -42,15 +79,15 @@ Result = tuple[dict[str, Value], dict[str, Value], list[Letter]]
 """A program's outputs, what the clients keep, and what they have written to others."""
 
 
-def run_chunk(call: Call, memory: Memory, site: Site) -> Result:
+def run_chunk(call: Call, memory: Memory, site: Host) -> Result:
     """Run a program on clients together.
 
     If it fails, it is run for each client alone to find out for which.
     """
     clients = site.clients(call.clients, call.at, memory, call.letters)
-    inputs = {name: value.to(site.pool.device) for name, value in call.each.items()}
+    inputs = {name: value.to(site.device) for name, value in call.each.items()}
     for name, value in call.shared.items():
-        inputs[name] = _expanded(value.to(site.pool.device), len(clients))
+        inputs[name] = _expanded(value.to(site.device), len(clients))
     try:
         outputs = call.program(clients, **inputs, **call.settings)
     except torch.OutOfMemoryError:
@@ -64,6 +101,8 @@ def run_chunk(call: Call, memory: Memory, site: Site) -> Result:
         some = ", ".join(clients.names[:5]) + (" ..." if len(clients) > 5 else "")
         cause = f"{type(error).__name__}: {error}"
         raise ProgramError(f"program {call.program.name} failed on clients {some} together: {cause}") from error
+    if clients.written and not call.program.letters:
+        raise CoterieError(f"program {call.program.name} writes letters: declare it with @program(letters=True)")
     return outputs, clients.kept, clients.written
 
 
@@ -72,6 +111,17 @@ def part_of(call: Call, rows: np.ndarray) -> Call:
     index = torch.from_numpy(rows)
     each = {name: value[index.to(device_of(value))] for name, value in call.each.items()}
     return Call(call.program, call.clients[rows], each, call.shared, call.settings, call.at, call.letters)
+
+
+def joined(parts: Sequence[Mapping[str, Value]], order: Tensor) -> dict[str, Value]:
+    """Outputs of several parts of a call as one, in this order of all their rows."""
+    whole: dict[str, Value] = {}
+    for name in parts[0]:
+        values = [part[name] for part in parts]
+        first = values[0]
+        value = type(first).cat(values) if isinstance(first, Stack) else torch.cat(values)  # type: ignore[arg-type]
+        whole[name] = value[order.to(device_of(value))]
+    return whole
 
 
 def device_of(value: Value) -> torch.device:

@@ -63,6 +63,7 @@ def run(
     # Whatever can be wrong with the settings must show before a folder is made.
     fed = federation or world.federation()
     try:
+        settings.method.check(fed)
         checkpoint = None
         if out is not None:
             path = out.make() if isinstance(out, NewFolder) else out

@@ -6,6 +6,8 @@ groups.jsonl    who was grouped with whom, a line each time that changed
 clients.jsonl   one line per client, at the end
 summary.json    the last and the best round, at the end
 state/          the newest checkpoint
+log.txt         over real sites: who came and went, and what went wrong
+deployment/     over real sites: what is needed to go on
 """
 
 import json
@@ -25,8 +27,12 @@ from coterie.settings import check_format, read_table
 
 __all__ = ["WITHOUT_EFFECT", "RunFolder", "StoredRun", "read_lines", "require_empty", "write_whole"]
 
-WITHOUT_EFFECT = frozenset({"coterie", "data.data_dir", "computing.workers", "computing.memory"})
-"""Settings that change no result: where data lies, how the work is spread, and the version that wrote them."""
+WITHOUT_EFFECT = frozenset(
+    {"coterie", "data.data_dir", "server.data", "computing.workers", "computing.memory"}
+    | {f"sites.{name}" for name in ("sites", "min_sites", "timeout", "patience", "poll")}
+)
+"""Settings that change no result: where data lies, how the work is spread, how long sites are waited for, and the
+version that wrote them."""
 
 _SAVING = 0.1
 """Share of the time that saving checkpoints may take."""
@@ -63,8 +69,8 @@ class StoredRun:
 class RunFolder:
     """Writes a run as it goes. Nothing that exists is overwritten, and every file is whole at any moment."""
 
-    def __init__(self, path: Path, table: Mapping[str, Any]) -> None:
-        self.path, self._table = path, dict(table)
+    def __init__(self, path: Path, table: Mapping[str, Any], every_round: bool = False) -> None:
+        self.path, self._table, self._every_round = path, dict(table), every_round
         self._saved, self._cost = time.monotonic(), 0.0
 
     @property
@@ -81,7 +87,7 @@ class RunFolder:
         if resume and (self.path / "settings.toml").is_file():
             return self._resume(net)
         # What a run leaves that was killed while it made its folder does not keep another try from beginning.
-        require_empty(self.path, but={"state", "settings.toml.part"} if resume else set())
+        require_empty(self.path, but={"state", "log.txt", "deployment", "settings.toml.part"} if resume else set())
         try:
             # Not there before: of two runs that are started at once, one gets the folder.
             (self.path / "state").mkdir(parents=True, exist_ok=resume)
@@ -127,12 +133,12 @@ class RunFolder:
         write_whole(self.path / "groups.jsonl", _lines(groups))
 
     def round_done(self, checkpoint: Checkpoint, record: Record | None, groups: Record | None) -> None:
-        """Append what is new, and save a checkpoint unless saving would take more than a tenth of the time."""
+        """Append what is new, and save a checkpoint: after every round if told, else unless it takes too much time."""
         for name, line in (("rounds.jsonl", record), ("groups.jsonl", groups)):
             if line is not None:
                 with (self.path / name).open("a", encoding="utf-8") as file:
                     file.write(_lines([line]))
-        if (time.monotonic() - self._saved) * _SAVING >= self._cost:
+        if self._every_round or (time.monotonic() - self._saved) * _SAVING >= self._cost:
             self._save(checkpoint)
 
     def run_done(self, checkpoint: Checkpoint, result: Result) -> None:

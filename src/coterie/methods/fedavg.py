@@ -3,6 +3,9 @@
 McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-efficient learning of deep networks from
 decentralized data", AISTATS 2017. Server momentum: Hsu, Qi and Brown, "Measuring the effects of non-identical data
 distribution for federated visual classification", 2019.
+
+The new model is the sum of n_k / n w_k over the cohort (Algorithm 1). One model travels each way. A client gives away
+its trained model and once, when it joins, its number of samples.
 """
 
 from typing import Literal

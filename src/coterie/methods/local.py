@@ -1,4 +1,7 @@
-"""Local training: every client alone. What federated learning has to beat."""
+"""Local training: every client alone. What federated learning has to beat.
+
+Nothing is sent, and a client gives nothing away.
+"""
 
 from typing import Literal
 

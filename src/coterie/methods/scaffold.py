@@ -1,18 +1,22 @@
 """SCAFFOLD: every client corrects its steps by how its gradients differ from everybody's.
 
 Karimireddy, Kale, Mohri, Reddi, Stich and Suresh, "SCAFFOLD: stochastic controlled averaging for federated learning",
-ICML 2020. Control variates are those of option II.
+ICML 2020. Control variates are those of option II (Eq. 4).
 
 | symbol | here |
 |---|---|
 | x, y_i | the global model, a client's model |
 | c, c_i | the server's control variate, a client's own, which never leaves it |
 | K, eta_l | a client's steps in the round and its rate |
+
+Two models travel each way: x and c to a client, y_i and the change of c_i back. From the latter the server learns a
+client's mean gradient. With local momentum a step counts for more than one gradient, which the paper leaves open: K is
+then the number of gradients in the change, as in FedNova.
 """
 
 from typing import Literal
 
-from coterie import mixing, serving, steps
+from coterie import serving, steps
 from coterie.clients import Clients
 from coterie.errors import SettingsError
 from coterie.federation import Federation
@@ -28,21 +32,31 @@ __all__ = ["Scaffold"]
 
 @state
 class State:
-    """The global model x and the server's control variate c."""
+    """The global model x, the server's control variate c, and over how many clients it is the mean."""
 
     model: Models
     control: Changes
+    clients: int
 
 
 @method("scaffold")
 class Scaffold(Method):
     """Clients correct their drift with control variates that they keep. (Karimireddy et al., ICML 2020)"""
 
+    clip: float = 10.0
+    """Longest gradient of a step (Euclidean norm); 0 does not clip. The paper does not, but a control variate remembers
+    a gradient that explodes, and on digits the run then diverges; 10 is what FedDyn's authors ran SCAFFOLD with."""
+
     server_rate: float = 1.0
     """eta_g: how far the server goes from the old model to the mean."""
 
     weighting: Literal["uniform", "samples"] = "uniform"
-    """Clients count all the same, as in the paper, or by their number of samples."""
+    """Clients count all the same, as in the paper, or by their number of samples, as in NIID-Bench and PACFL."""
+
+    compat: Literal["none", "niid-bench", "pacfl"] = "none"
+    """Repeat errors of the code that published tables were made with. Both count a step with momentum as one gradient;
+    `niid-bench` starts the control variates from a random net instead of zero, and `pacfl` divides their changes by the
+    cohort instead of by all clients. Both weigh by samples; that they correct outside of momentum is not repeated."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,19 +67,28 @@ class Scaffold(Method):
 
     def begin(self, fed: Federation) -> State:
         """A fresh model, and no correction: all control variates start at zero."""
-        model = fed.new_model()
-        return State(model, model.zeros())
+        return State(fed.new_model(), self._first(fed), len(fed.clients))
 
     def round(self, fed: Federation, state: State) -> State:
         """Let the cohort train with correction; move the model and the server's control variate."""
         cohort = fed.sample(self.participation)
         inputs = {"start": state.model, "control": state.control}
-        replies = fed.run(controlled_training, cohort, shared=inputs, local=self.local)
-        mean = replies.average(self.weighting)
-        model, _ = steps.momentum(state.model, mean, None, self.server_rate)
-        # c moves by the changes of the cohort over all clients: dividing by the cohort would overshoot.
-        change = (mixing.uniform(len(replies)) @ replies.control_change)[0] * (len(replies) / len(fed.clients))
-        return State(model, state.control + change)
+        if self.compat == "niid-bench":
+            inputs["first"] = self._first(fed)
+        weighs_momentum = self.compat == "none"
+        replies = fed.run(controlled_training, cohort, shared=inputs, local=self.local, weighs_momentum=weighs_momentum)
+        model, _ = steps.momentum(state.model, replies.average(self.weighting), None, self.server_rate)
+        known, clients = state.clients, max(state.clients, len(fed.clients))
+        if self.compat == "pacfl":
+            known = clients = len(replies)
+        control = steps.mean_over_all(state.control, known, replies.control_change, clients)
+        return State(model, control, clients)
+
+    def _first(self, fed: Federation) -> Changes:
+        """What control variates start from."""
+        if self.compat == "niid-bench":
+            return Changes(fed.net, fed.new_models(2)[1].parameters)
+        return fed.new_model().zeros()
 
     def serve(self, fed: Federation, state: State) -> Served:
         """The one model."""
@@ -73,12 +96,18 @@ class Scaffold(Method):
 
 
 @program
-def controlled_training(clients: Clients, start: Models, control: Changes, local: LocalTraining) -> Outputs:
+def controlled_training(
+    clients: Clients,
+    start: Models,
+    control: Changes,
+    local: LocalTraining,
+    first: Changes | None = None,
+    weighs_momentum: bool = True,
+) -> Outputs:
     """SCAFFOLD's client, option II: c_i+ = c_i - c + (x - y_i) / (K eta_l)."""
-    own = clients.state("control", otherwise=start.zeros())
+    own = clients.state("control", otherwise=start.zeros() if first is None else first)
     trained = clients.train(start, local, push=control - own)
-    # With momentum a step counts for more than one gradient: K is the sum of their weights.
-    gradients = steps.weight_of_steps(trained.steps, local.momentum)
-    new = own - control + (start - trained.models) / (gradients * local.rate)
+    gradients = steps.weight_of_steps(trained.steps, local.momentum if weighs_momentum else 0)
+    new = steps.control_variate(own, control, start, trained.models, gradients * local.rate)
     clients.keep(control=new)
     return {"model": trained.models, "control_change": new - own}

@@ -230,7 +230,8 @@ def last_refresh(round: int, every: int) -> int:  # noqa: A002
 
 _EVIDENCE, _OPINION = slice(0, 2), slice(2, 5)
 _ALIKE, _SIGMA = 5, 6
-_STRANGER = np.array([1.0, 1.0, *trust.NOTHING, np.nan, 0.0])
+_UNSEEN = -1.0
+_STRANGER = np.array([1.0, 1.0, *trust.NOTHING, _UNSEEN, 0.0])
 
 _BLOCK = 32
 """Clients in a block: others may join in mid-run, but what is kept under a name may not change its shape."""
@@ -283,7 +284,7 @@ def introduce(
 def judge(clients: Clients, names: Names) -> None:
     """Count the classes that the own model sees in others' samples, compare with theirs, and tell them."""
     own, table = clients.state("model"), _recall(clients, names)
-    table[..., _ALIKE] = np.nan
+    table[..., _ALIKE] = _UNSEEN
     received = [clients.letters(row, "samples") for row in range(len(clients))]
     for letters in zip_longest(*received):  # the first letter of every client, the second ...
         some = next(letter for letter in letters if letter is not None)  # who has fewer looks at another's in vain
@@ -304,9 +305,9 @@ def weigh(clients: Clients, names: Names, store: trust.Store) -> None:
     for row in range(len(clients)):
         for letter in clients.letters(row, "counts"):
             other = names.index(letter.sender)
-            similarity[row, other] = (
-                _cosine(own[row], letter.content["counts"]) + table[row, other, _ALIKE]
-            ) / 2  # Eq. 2
+            on_own, on_other = _cosine(own[row], letter.content["counts"]), table[row, other, _ALIKE]
+            if on_other != _UNSEEN:  # a letter may be lost one way
+                similarity[row, other] = (on_own + on_other) / 2  # Eq. 2
     table[..., _EVIDENCE], table[..., _OPINION] = trust.met(
         table[..., _EVIDENCE], table[..., _OPINION], similarity, store
     )

@@ -1,5 +1,6 @@
 """A net as a function of flat vectors: one of what is trained, one of running statistics."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -12,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from coterie.errors import SettingsError
 from coterie.nets.layers import Pass, adopt, passing
+from coterie.randomness import torch_generator
 
 __all__ = ["Factory", "Layout", "Net"]
 
@@ -60,7 +62,7 @@ def _packed(tensor: Tensor) -> Tensor:
 
 def _unpacked(part: Tensor, lead: Sequence[int], shape: Sequence[int]) -> Tensor:
     if len(shape) != 4:
-        return part.reshape(*lead, *shape)
+        return part.reshape((*lead, *shape))
     out, channels, height, width = shape
     last = len(lead)
     return part.reshape(*lead, out, height, width, channels).movedim(last + 3, last + 1)
@@ -68,6 +70,9 @@ def _unpacked(part: Tensor, lead: Sequence[int], shape: Sequence[int]) -> Tensor
 
 class Net:
     """A module's function, with its trained parameters and its buffers as flat vectors."""
+
+    classes: int
+    """How many classes there are; 0 where only the clients know."""
 
     def __init__(
         self,
@@ -135,6 +140,10 @@ class Net:
         parameters, buffers = self.parameters.flatten(tensors), self.buffers.flatten(tensors)
         return parameters.detach().to(self.device, self.dtype), buffers.detach().to(self.device, self.dtype)
 
+    def new(self, seed: int, number: int) -> tuple[Tensor, Tensor]:
+        """The parameters [P] and buffers [Q] that models of a seed start from; each number gives others."""
+        return self.initial(torch_generator(seed, "net", number))
+
     def __call__(self, parameters: Tensor, buffers: Tensor, inputs: Sequence[Any], current: Pass) -> tuple[Any, Tensor]:
         """The module's output for one model, and the buffers after it."""
         if self.module.training != current.training:
@@ -155,20 +164,40 @@ class Net:
     def part(self, part: str | Iterable[str]) -> Tensor:
         """Which parameters belong to a part, [P] of true and false.
 
-        A part is "all", "none", "head" (the last layer), "body" (all but the head), or names of layers; a name stands
+        A part is "all", "none", "head" (the last layer), "top-2" (the last two, or as many as it says), "body" (all but
+        the head), "not ..." (all but another part), or names of layers, in a text with commas between; a name stands
         for everything below it.
         """
-        named = {"all": self.layers, "none": (), "head": self.layers[-1:], "body": self.layers[:-1]}
-        if isinstance(part, str) and part in named:
-            flags = [_owner(name) in named[part] for name in self.parameters.names]
-        else:
-            below = [self.below(layer) for layer in ([part] if isinstance(part, str) else part)]
-            flags = [any(name in names for names in below) for name in self.parameters.names]
-        return torch.tensor(flags).repeat_interleave(torch.tensor(self.parameters.sizes)).to(self.device)
+        return self._mask(self.parameters, part)
+
+    def statistics(self, part: str | Iterable[str]) -> Tensor:
+        """Which buffers belong to a part, [Q] of true and false; those of layers without parameters go with the body.
+
+        Where a part is shared, its running statistics must be too: a layer that is averaged without them is broken.
+        """
+        return self._mask(self.buffers, part)
+
+    def _mask(self, layout: Layout, part: str | Iterable[str]) -> Tensor:
+        flags = torch.tensor(self._belong(layout.names, part), dtype=torch.bool)
+        return flags.repeat_interleave(torch.tensor(layout.sizes, dtype=torch.int64)).to(self.device)
+
+    def _belong(self, names: Sequence[str], part: str | Iterable[str]) -> list[bool]:
+        if isinstance(part, str):
+            part = {"all": "not none", "body": "not head", "head": "top-1", "none": "top-0"}.get(part, part)
+            if part.startswith("not "):
+                return [not belongs for belongs in self._belong(names, part.removeprefix("not "))]
+            if top := re.fullmatch(r"top-(\d+)", part):
+                last = self.layers[max(len(self.layers) - int(top[1]), 0) :]
+                return [_owner(name) in last for name in names]
+            part = [layer.strip() for layer in part.split(",")]
+        layers = list(part)
+        for layer in layers:
+            self.below(layer)
+        return [any(_is_below(name, layer) for layer in layers) for name in names]
 
     def below(self, layer: str) -> list[str]:
         """The names of the parameters of a layer and of everything below it."""
-        names = [n for n in self.parameters.names if layer in (n, _owner(n)) or n.startswith(layer + ".")]
+        names = [name for name in self.parameters.names if _is_below(name, layer)]
         if not names:
             known = ", ".join(filter(None, self.layers))
             raise SettingsError(f"net {self.name} has no layer {layer!r}: it has {known}")
@@ -207,6 +236,10 @@ class Net:
 
 def _owner(name: str) -> str:
     return name.rpartition(".")[0]
+
+
+def _is_below(name: str, layer: str) -> bool:
+    return layer in (name, _owner(name)) or name.startswith(layer + ".")
 
 
 def _layout(named: Mapping[str, Tensor]) -> Layout:

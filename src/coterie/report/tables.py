@@ -70,9 +70,19 @@ def _ruled(title: str) -> Table:
 
 
 def _title(summary: Summary) -> str:
-    parts = [summary["method"], summary.get("data"), summary.get("split"), f"{summary['clients']} clients"]
+    parts = [
+        summary["method"] + _warning(summary),
+        summary.get("data"),
+        summary.get("split"),
+        f"{summary['clients']} clients",
+    ]
     parts += [summary.get("net"), f"{summary['parameters']:,} parameters"]
     return " · ".join(str(part) for part in parts if part)
+
+
+def _warning(summary: Summary) -> str:
+    """What must stand beside the name of a method that looks at test data."""
+    return " (reads test data)" if summary.get("reads_test_data") else ""
 
 
 def _cell(record: Summary, key: str, deviation: str | None) -> str:
@@ -118,7 +128,7 @@ def compared(summaries: Sequence[Summary], names: Sequence[str] | None = None) -
     by_name: dict[str, dict[int, Summary]] = {}
     for name, summary in zip(names or [summary["method"] for summary in summaries], summaries, strict=True):
         total = summary["bytes_down"] + summary["bytes_up"] + summary["bytes_peer"]
-        by_name.setdefault(name, {})[summary["seed"]] = {**summary, "bytes": total}
+        by_name.setdefault(name + _warning(summary), {})[summary["seed"]] = {**summary, "bytes": total}
     rows = []
     for name, runs in by_name.items():
         figures = {key: _over_seeds([run.get(key) for run in runs.values()]) for key in _COLUMNS}

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -12,18 +12,17 @@ import torch
 
 from coterie.clients import Clients, Round
 from coterie.data.population import Pool, Population, Shard
-from coterie.engines.chunk import Result, Site, device_of, part_of, run_chunk
+from coterie.engines.chunk import Result, Site, joined, part_of, run_chunk
 from coterie.engines.simulation.workers import Workers
 from coterie.errors import CoterieError, SettingsError
 from coterie.federation import Answers, Call
 from coterie.forms import FORMS, form_named
 from coterie.letters import Letters
-from coterie.memory import Memory, Value
+from coterie.memory import Memory
 from coterie.nets import make_net
 from coterie.nets.net import Factory
-from coterie.weights import Stack
 
-__all__ = ["Computing", "Simulation"]
+__all__ = ["Computing", "Simulation", "server_parts", "settled"]
 
 log = logging.getLogger("coterie")
 
@@ -92,7 +91,7 @@ class Simulation:
         self.net = make_net(net, population.shape, population.classes, device, dtype)
         self.names = population.names
         self.sizes = [len(shard.train) for shard in population.shards]
-        parts = _server_parts(population.server)
+        parts = server_parts(population.server)
         # Positions from the end: the parts of the global test set are -1, -2 ..., then comes what the server trains on.
         shards = [*population.shards, population.server, *parts]
         self.server = range(-len(parts), 0)
@@ -163,17 +162,22 @@ class Simulation:
             self._memory.update(torch.from_numpy(one.clients), {name: value.to("cpu") for name, value in kept.items()})
         order = torch.from_numpy(np.argsort(np.concatenate(chunks)))
         letters = Letters(letter for _, _, written in results for letter in written)
-        return Answers(call.clients, _joined([outputs for outputs, _, _ in results], order), letters)
+        return Answers(call.clients, joined([outputs for outputs, _, _ in results], order), letters)
 
     def _run_here(self, call: Call, memory: Memory) -> Result:
-        with _computing(self.computing.precision, self._site.pool.device):
+        with settled(self.computing.precision, self._site.pool.device):
             return run_chunk(call, memory, self._site)
 
     def server_clients(self, at: Round) -> Clients:
         """The `Clients` interface over what the server itself holds."""
         server = -len(self.server) - 1
-        if not len(self._site.shards[server].train):
-            raise CoterieError("the server holds no samples: set server_samples")
+        held = self._site.shards[server]
+        if not len(held.train):
+            raise CoterieError("the server holds no samples: set server_samples, e.g. --server-samples 500")
+        if not at.test_data and np.isin(held.train, held.test).any():
+            raise CoterieError(
+                "server_from=test: test data is for scoring only, and this method does not say it reads it"
+            )
         return self._site.clients([server], at)
 
     # What clients keep
@@ -216,25 +220,15 @@ class Simulation:
             self._workers = None
 
 
-def _server_parts(server: Shard) -> list[Shard]:
+def server_parts(server: Shard) -> list[Shard]:
+    """The global test set in parts that are scored like clients."""
     none = np.empty(0, dtype=np.int64)
     cuts = range(0, len(server.test), _SERVER_PART)
     return [Shard(f"server/{cut}", none, none, server.test[cut : cut + _SERVER_PART]) for cut in cuts]
 
 
-def _joined(parts: Sequence[Mapping[str, Value]], order: torch.Tensor) -> dict[str, Value]:
-    """Outputs of the groups as one, in the order of the clients."""
-    joined: dict[str, Value] = {}
-    for name in parts[0]:
-        values = [part[name] for part in parts]
-        first = values[0]
-        whole = type(first).cat(values) if isinstance(first, Stack) else torch.cat(values)  # type: ignore[arg-type]
-        joined[name] = whole[order.to(device_of(whole))]
-    return joined
-
-
 @contextmanager
-def _computing(precision: str, device: torch.device) -> Iterator[None]:
+def settled(precision: str, device: torch.device) -> Iterator[None]:
     """Torch's settings while a program runs; they are as before afterwards."""
     with ExitStack() as stack:
         if device.type == "cpu":

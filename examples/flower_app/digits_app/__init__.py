@@ -1,0 +1,1 @@
+"""An ordinary Flower app: handwritten digits, a small net, its own training loop."""

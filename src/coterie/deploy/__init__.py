@@ -1,0 +1,1 @@
+"""Running on real sites: settings of server and sites, certificates, processes, commands."""

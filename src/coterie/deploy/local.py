@@ -1,0 +1,162 @@
+"""A whole federation on this machine, with real processes: SuperLink, sites, run, result."""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import tomli_w
+
+from coterie.data.population import Population, Shard
+from coterie.deploy.app import site_table, write_app
+from coterie.deploy.control import Control
+from coterie.deploy.processes import Process, Processes, flower_environment, free_port, start_superlink
+from coterie.deploy.server import Deployment
+from coterie.deploy.site import PARTS
+from coterie.engines.flower.certs import ServerFiles, make_certificates
+from coterie.engines.flower.engine import Task, Waiting
+from coterie.errors import CoterieError, SettingsError
+from coterie.fitting import Record
+from coterie.lab.folder import StoredRun, read_lines, write_whole
+from coterie.settings import Settings
+
+__all__ = ["LocalFederation", "deployment_of", "follow", "prepare"]
+
+_LOOK = 0.5
+"""Seconds between looks at a run's folder."""
+
+
+def deployment_of(settings: Settings, waiting: Waiting | None = None) -> Deployment:
+    """The same method and task for real sites."""
+    world = settings.world
+    if world.arrivals:
+        raise SettingsError("arrivals: real sites arrive when they connect")
+    population = world.population
+    task = Task(
+        labels=population.labels,
+        shape=population.shape,
+        net=world.net_name,
+        shift=tuple(population.shift.tolist()),
+        scale=tuple(population.scale.tolist()),
+        name=Path(world.data).stem,
+    )
+    return Deployment(
+        settings.method,
+        task,
+        seed=world.seed,
+        waiting=waiting or Waiting(),
+        scoring=settings.scoring,
+        computing=replace(world.computing, engine="loop", workers=0),
+    )
+
+
+def prepare(settings: Settings, folder: Path, waiting: Waiting) -> Deployment:
+    """Write an app, keys, and for every client of the settings' world a site with its data, into a folder."""
+    deployment, population = deployment_of(settings, waiting), settings.world.population
+    folder.mkdir(parents=True, exist_ok=True)
+    if len(population.server.train) or len(population.server.test):
+        _write_data(folder / "server.npz", population, population.server)
+        deployment = replace(deployment, server=str((folder / "server.npz").absolute()))
+    write_app(folder / "app", deployment)
+    make_certificates(folder / "certs", population.names)
+    for shard in population.shards:
+        site = folder / "certs" / "sites" / shard.name
+        _write_data(site / "data.npz", population, shard)
+        division = {"augment": settings.world.division.augment}
+        table = site_table(deployment, shard.name, "data.npz", division=division)
+        write_whole(site / "site.toml", tomli_w.dumps(table))
+    return deployment
+
+
+def _write_data(path: Path, population: Population, shard: Shard) -> None:
+    """What one holds, as a file that says which sample is for what."""
+    places = [shard.part(part) for part in PARTS]
+    index, part = np.concatenate(places), np.repeat(np.arange(len(PARTS)), [len(place) for place in places])
+    np.savez(path, x=population.x[index], y=population.y[index], part=part)
+
+
+@dataclass
+class LocalFederation:
+    """A SuperLink and its sites on this machine, over the files that `prepare` has written."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self.processes = Processes()
+        self.sites: dict[str, Process] = {}
+        self._port = free_port()
+
+    @property
+    def superlink(self) -> str:
+        """Where the SuperLink listens."""
+        return f"127.0.0.1:{self._port}"
+
+    @property
+    def files(self) -> ServerFiles:
+        """The SuperLink's keys."""
+        return ServerFiles(self.folder / "certs" / "server")
+
+    def __enter__(self) -> "LocalFederation":
+        try:
+            self.start_superlink()
+            for site in sorted((self.folder / "certs" / "sites").iterdir()):
+                self.start_site(site.name)
+        except BaseException:
+            self.processes.stop()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.processes.stop()
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink, on the state that it had."""
+        folder = self.folder / "superlink"
+        self.superlink_process = start_superlink(self.processes, self.files, folder, port=self._port)
+
+    def start_site(self, name: str) -> Process:
+        """Start a site."""
+        settings = self.folder / "certs" / "sites" / name / "site.toml"
+        command = [sys.executable, "-m", "coterie", "deploy", "site", str(settings), "--superlink", self.superlink]
+        log = self.folder / "logs" / f"site-{name}.log"
+        self.sites[name] = self.processes.start(f"site {name}", command, log, flower_environment(self.folder / "flwr"))
+        return self.sites[name]
+
+    def run(self, out: Path, watch: Callable[[Record], None]) -> StoredRun:
+        """Run the app into a folder, or go on with the run in it."""
+        control = Control(self.superlink, self.files.ca)
+        try:
+            return follow(control, control.start(self.folder / "app", {"out": str(out.absolute())}), out, watch, self)
+        finally:
+            control.close()
+
+
+def follow(
+    control: Control, run: int, out: Path, watch: Callable[[Record], None], federation: LocalFederation | None = None
+) -> StoredRun:
+    """Follow a run in its folder until it ends: the run as it is stored, or what went wrong."""
+    shown = 0
+    while True:
+        if federation is not None:
+            federation.processes.check()
+        status, details = control.status(run)
+        rounds = read_lines(out / "rounds.jsonl")
+        for record in rounds[min(shown, len(rounds)) :]:
+            watch(record)
+        shown = len(rounds)
+        if status == "finished":
+            break
+        time.sleep(_LOOK)
+    if not (out / "summary.json").is_file():
+        raise CoterieError(f"{_reason(out) or details}; go on with `coterie deploy resume {out}`")
+    return StoredRun.read(out)
+
+
+def _reason(out: Path) -> str:
+    """The last error in a run's log."""
+    path = out / "log.txt"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    errors = [line.split(" ERROR ", 1)[1] for line in lines if " ERROR " in line]
+    return errors[-1].removeprefix("stopped: ") if errors else ""

@@ -1,0 +1,173 @@
+"""The processes of a federation on this machine: a SuperLink and sites, started, watched and stopped."""
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from coterie.deploy.control import Control
+from coterie.engines.flower.certs import ServerFiles
+from coterie.errors import CoterieError
+
+__all__ = ["Process", "Processes", "free_port", "start_superlink", "superlink_command"]
+
+_START = 60.0
+"""Seconds that a SuperLink has until it listens."""
+
+_STOP = 10.0
+"""Seconds that a process has to end by itself."""
+
+
+class Process:
+    """A process with a name and a log."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self.name, self.log = name, log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **environment},
+                start_new_session=True,
+                preexec_fn=_end_with_parent if sys.platform == "linux" else None,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its number, which is also that of its group."""
+        return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is no longer running."""
+        return self._process.poll() is not None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process and to all that it has started."""
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return
+
+    def wait(self, seconds: float) -> bool:
+        """Whether it ends within so many seconds."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def last_words(self, lines: int = 5) -> str:
+        """The end of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+class Processes:
+    """Processes that are all stopped at the end, whatever happens."""
+
+    def __init__(self) -> None:
+        self._all: list[Process] = []
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def start(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Process:
+        """Start a process."""
+        process = Process(name, command, log, environment)
+        self._all.append(process)
+        return process
+
+    def check(self) -> None:
+        """Raise an error if one that is needed has ended."""
+        for process in self._all:
+            if process.ended and process.name == "SuperLink":
+                raise CoterieError(f"the {process.name} has ended; {process.log} says:\n{process.last_words()}")
+
+    def stop(self) -> None:
+        """End all: politely, then not."""
+        # The last first: sites say goodbye to a SuperLink that is still there.
+        for process in reversed(self._all):
+            process.signal(signal.SIGINT)
+            if not process.wait(_STOP):
+                process.signal(signal.SIGKILL)
+                process.wait(_STOP)
+            # What it has started may outlive it.
+            process.signal(signal.SIGKILL)
+        self._all.clear()
+
+
+def _end_with_parent() -> None:
+    """Let a child on Linux end when this process is killed: it could not stop it any more."""
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+
+
+def flower_environment(folder: Path) -> dict[str, str]:
+    """Flower without telemetry, update checks and anything outside this folder."""
+    return {
+        "FLWR_HOME": str(folder),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+        # Flower starts its own helpers by name.
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+
+
+def superlink_command(files: ServerFiles, database: Path, host: str, port: int) -> list[str]:
+    """The command of a SuperLink with encryption and node authentication, that installs nothing."""
+    return [
+        str(Path(sys.executable).parent / "flower-superlink"),
+        *("--ssl-ca-certfile", str(files.ca), "--ssl-certfile", str(files.certificate)),
+        *("--ssl-keyfile", str(files.key), "--enable-supernode-auth"),
+        *("--database", str(database), "--host", host, "--port", str(port)),
+        "--disable-runtime-dependency-installation",
+    ]
+
+
+def start_superlink(
+    processes: Processes, files: ServerFiles, folder: Path, host: str = "127.0.0.1", port: int = 8000
+) -> Process:
+    """Start a SuperLink that keeps its state in a folder, wait until it listens, and admit all nodes that are known."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = superlink_command(files, folder / "state.db", host, port)
+    process = processes.start("SuperLink", command, folder / "superlink.log", flower_environment(folder))
+    deadline = time.monotonic() + _START
+    local = "127.0.0.1" if host in ("0.0.0.0", "") else host
+    while not _listens(local, port):
+        processes.check()
+        if time.monotonic() > deadline:
+            raise CoterieError(f"the SuperLink does not listen after {_START:g} s; see {process.log}")
+        time.sleep(0.1)
+    control = Control(f"{local}:{port}", files.ca)
+    try:
+        for key in sorted((files.folder / "nodes").glob("*.pub")):
+            control.register(key)
+    finally:
+        control.close()
+    return process
+
+
+def _listens(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((host, port)) == 0
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

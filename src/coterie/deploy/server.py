@@ -1,0 +1,197 @@
+"""The server's side of a deployment: its settings, and a run over whatever sites are connected."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from coterie import __version__
+from coterie.data.population import Division, Pool, Population, Shard, populate
+from coterie.data.split import Split
+from coterie.deploy.site import load_own, scaled
+from coterie.engines.chunk import Site
+from coterie.engines.flower.engine import FlowerEngine, RoundLostError, Task, Transport, Waiting
+from coterie.engines.simulation.engine import Computing, server_parts
+from coterie.errors import SettingsError, unknown
+from coterie.federation import Federation
+from coterie.fitting import Checkpoint, Observer, Record, Result, fit
+from coterie.forms import form_named
+from coterie.lab.folder import RunFolder
+from coterie.method import Method
+from coterie.methods import methods
+from coterie.nets import make_net
+from coterie.nets.net import Net
+from coterie.registry import checked
+from coterie.scoring import Scoring
+from coterie.settings import FORMAT, as_toml, check_format, made_of, read_table, section_of
+
+__all__ = ["Deployment", "Store", "carry_through", "logged", "run_over"]
+
+log = logging.getLogger("coterie")
+
+_SECTIONS: dict[str, tuple[str, type]] = {
+    "task": ("task", Task),
+    "sites": ("waiting", Waiting),
+    "scoring": ("scoring", Scoring),
+    "computing": ("computing", Computing),
+}
+"""Sections of the settings, the field that each becomes, and its class."""
+
+_ATTEMPTS = 3
+"""How often a round is tried that too few sites answer, before the run stops."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Everything that decides a run over real sites, on the server's side; sites have settings of their own."""
+
+    method: Method
+    task: Task
+    seed: int = 0
+    server: str | None = None
+    """What the server itself holds: an .npz file, or `package.module:function` that gives a `coterie.Dataset`. Its
+    samples are for methods that need some, its test part is the global test set."""
+    waiting: Waiting = field(default_factory=Waiting)
+    scoring: Scoring = field(default_factory=Scoring)
+    computing: Computing = field(default_factory=Computing)
+
+    def __post_init__(self) -> None:
+        if self.method.reads_test_data:
+            raise SettingsError(f"{self.method.name} reads test data with these settings: no site allows that")
+
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any], folder: Path) -> "Deployment":
+        """Settings from a file's content; paths are seen from the file's folder."""
+        check_format(table)
+        known = {"format", "coterie", "seed", "method", "server", *_SECTIONS}
+        for name in table:
+            if name not in known:
+                raise unknown("entry of the settings", name, known)
+        method, server = section_of(table, "method"), section_of(table, "server")
+        if "name" not in method:
+            raise SettingsError("the settings name no method: write [method] with name = ... in it")
+        held = checked("server.data", server.pop("data", None), str | None)
+        if server:
+            raise unknown("entry of [server]", next(iter(server)), ["data"])
+        for name in ("labels", "shape", "net"):
+            if name not in section_of(table, "task"):
+                raise SettingsError(f"the settings do not say the task's {name}: write {name} = ... into [task]")
+        parts = {field: made_of(kind, section_of(table, name)) for name, (field, kind) in _SECTIONS.items()}
+        return cls(
+            methods.make(method.pop("name"), **method),
+            seed=checked("seed", table.get("seed", 0), int),
+            server=held if held is None or ":" in held else str(folder / held),
+            **parts,
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> "Deployment":
+        """Settings from a file."""
+        return cls.from_table(read_table(path), path.parent)
+
+    def table(self) -> dict[str, Any]:
+        """Everything, as a settings file has it."""
+        sections = {name: vars(getattr(self, field)) for name, (field, _) in _SECTIONS.items()}
+        top = {"format": FORMAT, "coterie": __version__, "seed": self.seed}
+        method = {"name": self.method.name, **vars(self.method)}
+        return as_toml({**top, "method": method, "server": {"data": self.server}, **sections})
+
+    def engine(self, transport: Transport) -> FlowerEngine:
+        """The engine for the sites behind a transport."""
+        device, dtype = self.computing.find_device(), self.computing.dtype
+        net = make_net(self.task.net, self.task.shape, len(self.task.labels), device, dtype)
+        held = self._server_population()
+        own = None
+        if held is not None:
+            shards = [held.server, *server_parts(held.server)]
+            form = form_named("loop", half=self.computing.precision == "bf16")
+            own = Site(net, Pool.of(held, device, dtype), shards, held.server.test, form)
+        return FlowerEngine(net, self.task, transport, self.waiting, own)
+
+    def _server_population(self) -> Population | None:
+        """What the server holds: its samples, and the global test set."""
+        if self.server is None:
+            return None
+        data, given = load_own(self.server, self.task.labels)
+        if data.shape != self.task.shape:
+            expected = f"the task's are {self.task.shape}"
+            raise SettingsError(f"server data {self.server}: inputs of shape {data.shape}, {expected}")
+        everything = np.arange(len(data))
+        population = populate(data, Split((everything,), names=("server",)), Division(test_share=0, validation=0))
+        samples, test = (everything, population.server.test) if given is None else (given[0], given[2])
+        server = Shard("server", samples, np.empty(0, np.int64), test)
+        return replace(scaled(population, self.task.shift, self.task.scale), server=server)
+
+
+def run_over(deployment: Deployment, transport: Transport, out: Path, observers: Sequence[Observer] = ()) -> Result:
+    """Run a method over real sites, into a run folder; if the folder holds this run already, go on with it.
+
+    A round that too few sites answer is tried again when they are back. What goes wrong on the way is in `log.txt`.
+    """
+    folder = RunFolder(out, deployment.table(), every_round=True)
+    engine = deployment.engine(transport)
+    fed = Federation(engine, deployment.seed)
+    describe = {"data": deployment.task.name, "split": "sites", "net": deployment.task.net}
+    with logged(out):
+        return carry_through(deployment.method, fed, engine, folder, deployment.scoring, observers, describe)
+
+
+class Store(Observer, Protocol):
+    """An observer that keeps the newest checkpoint of a run."""
+
+    def open(self, net: Net, resume: bool) -> Checkpoint | None:
+        """The checkpoint to go on from, if there is one."""
+        ...
+
+
+def carry_through(
+    method: Method,
+    fed: Federation,
+    engine: FlowerEngine,
+    store: Store,
+    scoring: Scoring,
+    observers: Sequence[Observer] = (),
+    describe: Record | None = None,
+) -> Result:
+    """Run a method to its end, and a round again that too few sites answer, from what the store has of the last."""
+    lost, attempts = 0, 0
+    while True:
+        checkpoint = store.open(fed.net, resume=True)
+        try:
+            engine.gather(first=checkpoint is None)
+            log.info("%s", fed.explain())
+            return fit(
+                method, fed, scoring=scoring, observers=[*observers, store], resume=checkpoint, describe=describe
+            )
+        except RoundLostError as error:
+            attempts = attempts + 1 if fed.round == lost else 1
+            lost = fed.round
+            if attempts >= _ATTEMPTS:
+                log.error("%s; tried %d times", error, attempts)
+                raise
+            log.warning("%s; the round is tried again", error)
+        except Exception as error:
+            log.error("stopped: %s", error)
+            raise
+
+
+@contextmanager
+def logged(out: Path | None, *handlers: logging.Handler) -> Iterator[None]:
+    """Write what Coterie logs into a run's folder, if it has one, and hand it to these handlers."""
+    with ExitStack() as stack:
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+            file = logging.FileHandler(out / "log.txt", encoding="utf-8")
+            file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+            stack.callback(file.close)
+            handlers = (*handlers, file)
+        for handler in handlers:
+            log.addHandler(handler)
+            stack.callback(log.removeHandler, handler)
+        stack.callback(log.setLevel, log.level)
+        log.setLevel(logging.INFO)
+        yield

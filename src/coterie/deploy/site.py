@@ -1,0 +1,215 @@
+"""What a site decides for itself, in its `site.toml`."""
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from coterie.data.dataset import Dataset
+from coterie.data.loading import load
+from coterie.data.population import Division, Pool, Population, Shard, populate
+from coterie.data.readers import read_npz
+from coterie.data.split import Split
+from coterie.engines.chunk import Site
+from coterie.engines.flower.site import RealSite, Rules
+from coterie.engines.simulation import Computing
+from coterie.errors import DataError, SettingsError
+from coterie.forms import form_named
+from coterie.nets import make_net
+from coterie.registry import checked, options
+from coterie.settings import check_format, made_of, read_table, section_of
+
+__all__ = ["ALLOWED", "PARTS", "SiteSettings", "load_own", "scaled"]
+
+ALLOWED = ("coterie.*",)
+"""Programs that run unless the site says otherwise: those that come with Coterie."""
+
+PARTS = ("train", "validation", "test")
+"""What the numbers 0, 1 and 2 mean in an array `part` of a site's npz file."""
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """What a site decides for itself, in its `site.toml`."""
+
+    name: str
+    """What the site is called, here and in the list of pinned identities."""
+
+    labels: tuple[str, ...]
+    """The label set of the task, the same at every site."""
+
+    net: str
+    """The net: one of ours by name, or `package.module:function`."""
+
+    data: str
+    """An .npz file, a folder of images per class, or `package.module:function` that gives a `coterie.Dataset`. An array
+    `part` in the file (0 train, 1 validation, 2 test) replaces the division."""
+
+    state: Path
+    """Folder for what the client keeps between rounds."""
+
+    seed: int = 0
+    """Seed of the division into training, validation and test data."""
+
+    size: int | None = None
+    """Side in pixels to which the images of a folder are scaled."""
+
+    shift: tuple[float, ...] = ()
+    """What is subtracted from inputs, per channel; all sites must scale alike. By default this site's own mean."""
+
+    scale: tuple[float, ...] = ()
+    """What inputs are divided by then, per channel. By default this site's own deviation."""
+
+    allow: tuple[str, ...] = ALLOWED
+    """Programs that the server may ask for, with `*` as a wildcard."""
+
+    modules: tuple[str, ...] = ()
+    """Modules to import at the start, so that their programs are known."""
+
+    superlink: str = "127.0.0.1:8000"
+    """Address of the federation's SuperLink."""
+
+    ca: Path | None = None
+    """Certificate of the federation's authority, with which the SuperLink must identify itself."""
+
+    key: Path | None = None
+    """This site's private node key, with which it identifies itself to the SuperLink."""
+
+    identity: Path | None = None
+    """This site's private identity for letters, made by `coterie deploy certs`."""
+
+    peers: Path | None = None
+    """The pinned public identities of all sites."""
+
+    division: Division = field(default_factory=Division)
+    """How the data becomes training, validation and test data."""
+
+    computing: Computing = field(default_factory=Computing)
+    """Where and how the site computes."""
+
+    @classmethod
+    def read(cls, path: Path) -> "SiteSettings":
+        """The settings in a file; paths in it are seen from the file's folder."""
+        table = read_table(path)
+        check_format(table)
+        known = {option.name: option.type for option in options(cast(type, cls))}
+        values: dict[str, Any] = {}
+        for name, value in table.items():
+            if name == "format":
+                continue
+            if name not in known:
+                raise SettingsError(f"{path}: unknown entry {name!r}; known are {', '.join(known)}")
+            if name in ("division", "computing"):
+                values[name] = made_of(known[name], section_of(table, name))
+            elif name in ("state", "ca", "key", "identity", "peers"):
+                values[name] = path.parent / checked(name, value, str)
+            else:
+                values[name] = checked(name, value, known[name])
+        missing = [name for name in ("name", "labels", "net", "data", "state") if name not in values]
+        if missing:
+            raise SettingsError(f"{path}: missing {', '.join(missing)}")
+        if ":" not in values["data"]:
+            values["data"] = str(path.parent / values["data"])
+        return cls(**values)
+
+    def open(self) -> RealSite:
+        """The site with its data and its net in memory, ready to answer."""
+        for module in self.modules:
+            importlib.import_module(module)
+        device, dtype = self.computing.find_device(), self.computing.dtype
+        population = self.population()
+        if not len(population.shards[0].train):
+            raise DataError(f"site {self.name}: no training samples in {self.data}")
+        net = make_net(self.net, population.shape, population.classes, device, dtype)
+        form = form_named("loop", half=self.computing.precision == "bf16")
+        pool = Pool.of(population, device, dtype)
+        rules = Rules(
+            self.name,
+            self.labels,
+            self.state,
+            self.allow,
+            self.shift,
+            self.scale,
+            self.computing.precision,
+            self.identity,
+            self.peers,
+        )
+        return RealSite(rules, Site(net, pool, population.shards, population.server.test, form))
+
+    def population(self) -> Population:
+        """This site as a population of one client, with the task's label set."""
+        return scaled(self._divided(), self.shift, self.scale)
+
+    def _divided(self) -> Population:
+        data, given = load_own(self.data, self.labels, self.size)
+        everything = Split((np.arange(len(data)),), names=(self.name,))
+        population = populate(data, everything, self.division, self.seed)
+        return population if given is None else replace(population, shards=(Shard(self.name, *given),))
+
+
+def load_own(
+    data: str, labels: tuple[str, ...], size: int | None = None
+) -> tuple[Dataset, tuple[np.ndarray, np.ndarray, np.ndarray] | None]:
+    """Own data with the task's labels, and its samples for training, validation and testing where a file says so.
+
+    Data is an .npz file, a folder of images, or `package.module:function`; an array `part` in the file says which
+    sample is for what.
+    """
+    module, colon, name = data.rpartition(":")
+    if colon:
+        loaded = imported(module, name)()
+        if not isinstance(loaded, Dataset):
+            raise SettingsError(f"data={data}: gives {type(loaded).__name__}, not a coterie.Dataset")
+        return relabelled(loaded, labels), None
+    path = Path(data)
+    if path.suffix.lower() == ".npz" and path.is_file():
+        arrays = read_npz(path, ("x", "y"), ("part", "labels", "x_test", "y_test", "users"))
+        if "part" in arrays:
+            return _parted(path, arrays, labels)
+    return relabelled(load(data) if size is None else load(data, size=size), labels), None
+
+
+def _parted(
+    path: Path, arrays: Mapping[str, np.ndarray], labels: tuple[str, ...]
+) -> tuple[Dataset, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    names = tuple(map(str, arrays.get("labels", ())))
+    data = relabelled(Dataset(arrays["x"], arrays["y"], labels=names, name=path.stem), labels)
+    part = arrays["part"].reshape(-1)
+    if len(part) != len(data) or not np.isin(part, range(len(PARTS))).all():
+        raise DataError(f"{path}: part must say 0, 1 or 2 for each of {len(data)} samples")
+    train, validation, test = (np.flatnonzero(part == number) for number in range(len(PARTS)))
+    return data, (train, validation, test)
+
+
+def imported(module: str, name: str) -> Callable[[], Any]:
+    """A function that the owner of the settings has named."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise SettingsError(f"{module}:{name}: cannot be imported ({error})") from error
+
+
+def relabelled(data: Dataset, labels: tuple[str, ...]) -> Dataset:
+    """The data with the task's labels; one that the task does not have is an error."""
+    test = None if data.test is None else relabelled(data.test, labels)
+    # Bare numbers are places in the task's labels; names are looked up in them.
+    numbered = data.labels == tuple(map(str, range(data.classes)))
+    y = data.y if numbered else np.asarray(data.labels)[data.y]
+    return replace(data, y=y, labels=labels, test=test)
+
+
+def scaled(population: Population, shift: Sequence[float], scale: Sequence[float]) -> Population:
+    """The population with this scaling of inputs instead of its own, where one is given."""
+    for name, given in (("shift", shift), ("scale", scale)):
+        if given and len(given) != len(population.shift):
+            raise SettingsError(f"{name}: {len(given)} numbers for {len(population.shift)} channels")
+    if any(factor <= 0 for factor in scale):
+        raise SettingsError(f"scale={list(scale)}: above 0")
+    return replace(
+        population,
+        shift=np.array(shift, dtype=float) if shift else population.shift,
+        scale=np.array(scale, dtype=float) if scale else population.scale,
+    )

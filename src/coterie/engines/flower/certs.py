@@ -1,0 +1,314 @@
+"""Certificates and keys of a federation: who the server is to sites, sites to the server, and sites to each other.
+
+    ca/ca.pem, ca.key            the authority that signs the server's certificate; the key stays here, offline at best
+    peers.toml                   the public letter identities of all sites, from which the sites' copies are made
+    server/                      for the machine of the SuperLink
+        ca.pem, server.pem, server.key
+        nodes/NAME.pub           the node keys to register
+    sites/NAME/                  for the site of that name, and nobody else
+        ca.pem                   whom to believe that it is the server
+        node.key, node.pub       who this is to the server (Flower's node authentication)
+        identity.pem             who this is to other sites (`coterie.sealing`)
+        peers.toml               who the other sites are
+
+A site's private keys may be removed from here once the site has them: its public ones stay in `peers.toml` and `nodes`.
+"""
+
+import ipaddress
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from coterie.errors import SettingsError
+from coterie.sealing import Identity, read_peers, write_peers, write_private
+
+__all__ = ["LOCAL", "Certificates", "ServerFiles", "SiteFiles", "make_certificates"]
+
+log = logging.getLogger("coterie")
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+"""How a server on the same machine is reached."""
+
+_AUTHORITY_DAYS = 3650
+"""The authority outlives many server certificates: its own is at every site, and is tedious to replace."""
+
+_SKEW = timedelta(days=1)
+"""How far a site's clock may be behind when certificates are new."""
+
+
+@dataclass(frozen=True)
+class ServerFiles:
+    """What the SuperLink needs."""
+
+    folder: Path
+
+    @property
+    def ca(self) -> Path:
+        """The authority's certificate, for `--ssl-ca-certfile`."""
+        return self.folder / "ca.pem"
+
+    @property
+    def certificate(self) -> Path:
+        """The server's certificate, for `--ssl-certfile`."""
+        return self.folder / "server.pem"
+
+    @property
+    def key(self) -> Path:
+        """The server's private key, for `--ssl-keyfile`."""
+        return self.folder / "server.key"
+
+    def node(self, site: str) -> Path:
+        """The public node key of a site, for `flwr supernode register`."""
+        return self.folder / "nodes" / f"{site}.pub"
+
+
+@dataclass(frozen=True)
+class SiteFiles:
+    """What a site needs. Private keys are missing if they were handed over and removed."""
+
+    folder: Path
+
+    @property
+    def ca(self) -> Path:
+        """The authority's certificate, for `--root-certificates`."""
+        return self.folder / "ca.pem"
+
+    @property
+    def node_key(self) -> Path:
+        """The private node key, for `--auth-supernode-private-key`."""
+        return self.folder / "node.key"
+
+    @property
+    def node_public(self) -> Path:
+        """The public node key, for `flwr supernode register`."""
+        return self.folder / "node.pub"
+
+    @property
+    def identity(self) -> Path:
+        """The private letter identity, for the site's settings."""
+        return self.folder / "identity.pem"
+
+    @property
+    def peers(self) -> Path:
+        """The pinned identities of all sites, for the site's settings."""
+        return self.folder / "peers.toml"
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Where everything is, and what is new."""
+
+    folder: Path
+    server: ServerFiles
+    sites: Mapping[str, SiteFiles]
+    """All sites, with those that were there before."""
+    added: tuple[str, ...]
+    """Sites that were made now."""
+    outdated: tuple[str, ...]
+    """Sites that were there before and must be given their new `peers.toml`."""
+
+
+def make_certificates(
+    folder: Path, sites: Sequence[str], hosts: Sequence[str] | None = None, days: int = 365
+) -> Certificates:
+    """Make what is missing in a folder: an authority, a server certificate for `hosts`, and keys for each site.
+
+    No key or certificate that exists is changed, so sites can be added later; then `peers.toml` is written anew for
+    all sites, and must be redistributed. `hosts` are the names and addresses at which sites reach the server: `LOCAL`
+    unless told otherwise, or whatever an existing certificate is for. `days` is how long a new server certificate is
+    valid; to renew it, or to have one for other hosts, remove `server/server.pem` and call this again.
+    """
+    peers = read_peers(folder / "peers.toml") if (folder / "peers.toml").exists() else {}
+    _check_names(sites, peers)
+    if days < 1:
+        raise SettingsError(f"days={days}: a server certificate is valid for at least one day")
+    names = None if hosts is None else [_general_name(host) for host in hosts]
+    if names == []:
+        raise SettingsError("hosts: at least one name or address at which sites reach the server")
+    try:
+        return _make(folder, sites, peers, names, days)
+    except OSError as error:
+        raise SettingsError(f"{error.filename}: cannot be written ({error.strerror})") from error
+
+
+def _make(
+    folder: Path, sites: Sequence[str], peers: dict[str, str], names: list[x509.GeneralName] | None, days: int
+) -> Certificates:
+    authority, server = folder / "ca", ServerFiles(folder / "server")
+    for path in (folder, authority, server.folder, server.folder / "nodes", folder / "sites"):
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    certificate = _authority(authority, days)
+    _create(server.ca, certificate)
+    _server_certificate(server, authority, names, days)
+    added = tuple(site for site in sites if site not in peers)
+    outdated = tuple(sorted(peers)) if added else ()
+    for site in added:
+        peers[site] = _make_site(site, SiteFiles(folder / "sites" / site), server)
+    everyone = {site: SiteFiles(folder / "sites" / site) for site in sorted(peers)}
+    for files in everyone.values():
+        files.folder.mkdir(exist_ok=True, mode=0o700)
+        _create(files.ca, certificate)
+        write_peers(files.peers, peers)
+    # Last: a site is known once all of it is there, so that an attempt that was cut off can be made again.
+    write_peers(folder / "peers.toml", peers)
+    if outdated:
+        log.warning("%s: these sites must be given their new peers.toml: %s", folder, ", ".join(outdated))
+    return Certificates(folder, server, everyone, added, outdated)
+
+
+def _check_names(sites: Sequence[str], known: Mapping[str, str]) -> None:
+    """Refuse names that are no good as names of files, or that some file systems take for the same."""
+    if not sites and not known:
+        raise SettingsError("sites: at least one name")
+    if len(set(sites)) < len(sites):
+        raise SettingsError(f"sites {', '.join(sites)}: one is given twice")
+    taken: dict[str, str] = {}
+    for name in (*known, *sites):
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,62}[A-Za-z0-9_-])?", name):
+            raise SettingsError(
+                f"site {name!r}: up to 64 letters, digits, dots, dashes and underscores, beginning with a letter or "
+                "digit and not ending with a dot"
+            )
+        other = taken.setdefault(name.lower(), name)
+        if other != name:
+            raise SettingsError(f"site {name!r}: differs from {other!r} only in upper and lower case")
+
+
+def _general_name(host: str) -> x509.GeneralName:
+    """A name or address as certificates have it."""
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        label = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+        if not re.fullmatch(rf"(\*\.)?{label}(\.{label})*", host) or len(host) > 253:
+            raise SettingsError(
+                f"host {host!r}: a name like fl.example.org or an address, without port or brackets"
+            ) from None
+        return x509.DNSName(host.lower())
+
+
+def _authority(folder: Path, days: int) -> bytes:
+    """The certificate of the authority, made if there is none."""
+    path = folder / "ca.pem"
+    if not path.exists():
+        key, name = _key(folder / "ca.key"), _name("Coterie federation authority")
+        end = datetime.now(UTC) + timedelta(days=max(days, _AUTHORITY_DAYS))
+        extensions = [x509.BasicConstraints(ca=True, path_length=0), _usage(key_cert_sign=True, crl_sign=True)]
+        _create(path, _certificate(name, key.public_key(), name, key, end, critical=extensions))
+    return path.read_bytes()
+
+
+def _server_certificate(files: ServerFiles, authority: Path, names: list[x509.GeneralName] | None, days: int) -> None:
+    """The server's certificate, made if there is none; one that exists must be for the hosts that are asked for."""
+    if files.certificate.exists():
+        _check_hosts(files.certificate, names or ())
+        return
+    issuer = _read_certificate(authority / "ca.pem")
+    if not (authority / "ca.key").exists():
+        raise SettingsError(f"{authority / 'ca.key'}: missing, and needed to sign a server certificate")
+    signer, key = _key(authority / "ca.key"), _key(files.key)
+    if signer.public_key() != issuer.public_key():
+        raise SettingsError(f"{authority}: ca.key is not the key of ca.pem")
+    end = min(datetime.now(UTC) + timedelta(days=days), issuer.not_valid_after_utc)
+    critical = [x509.BasicConstraints(ca=False, path_length=None), _usage(digital_signature=True)]
+    others = [
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.SubjectAlternativeName(names or [_general_name(host) for host in LOCAL]),
+    ]
+    subject = _name("Coterie federation server")
+    _create(files.certificate, _certificate(subject, key.public_key(), issuer.subject, signer, end, critical, others))
+
+
+def _check_hosts(path: Path, names: Sequence[x509.GeneralName]) -> None:
+    known = list(_read_certificate(path).extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+    missing = [name for name in names if name not in known]
+    if missing:
+        there, wanted = (", ".join(str(name.value) for name in some) for some in (known, missing))
+        raise SettingsError(f"{path}: is for {there}, not for {wanted}; remove the file to have another made")
+
+
+def _make_site(site: str, files: SiteFiles, server: ServerFiles) -> str:
+    """Make the keys of a new site, but for those that an earlier attempt has left. Returns its public identity."""
+    files.folder.mkdir(exist_ok=True, mode=0o700)
+    openssh = serialization.PublicFormat.OpenSSH
+    key = _key(files.node_key, serialization.PrivateFormat.OpenSSH).public_key()
+    public = key.public_bytes(serialization.Encoding.OpenSSH, openssh) + f" {site}\n".encode()
+    for path in (files.node_public, server.node(site)):
+        _create(path, public)
+        if path.read_bytes() != public:
+            raise SettingsError(f"{path}: of another key than {files.node_key}; remove what is out of date")
+    if not files.identity.exists():
+        Identity.create().write(files.identity)
+    return Identity.read(files.identity).public
+
+
+def _key(
+    path: Path, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8
+) -> ec.EllipticCurvePrivateKey:
+    """The key in a file, made if there is none. Flower takes node keys in OpenSSH's form, and of a NIST curve."""
+    if not path.exists():
+        made = ec.generate_private_key(ec.SECP384R1())
+        write_private(path, made.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+    openssh = form == serialization.PrivateFormat.OpenSSH
+    load = serialization.load_ssh_private_key if openssh else serialization.load_pem_private_key
+    try:
+        key = load(path.read_bytes(), None)
+    except (TypeError, ValueError, UnsupportedAlgorithm) as error:
+        raise SettingsError(f"{path}: not a private key without a password ({error})") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise SettingsError(f"{path}: not a key of an elliptic curve for ECDSA")
+    return key
+
+
+def _create(path: Path, content: bytes) -> None:
+    """Write a file unless it is there."""
+    if not path.exists():
+        with path.open("xb") as file:
+            file.write(content)
+
+
+def _read_certificate(path: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError as error:
+        raise SettingsError(f"{path}: not a certificate ({error})") from error
+
+
+def _name(common: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
+
+
+def _usage(**allowed: bool) -> x509.KeyUsage:
+    known = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    nothing = dict.fromkeys((*known, "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"), False)
+    return x509.KeyUsage(**nothing | allowed)
+
+
+def _certificate(
+    subject: x509.Name,
+    key: ec.EllipticCurvePublicKey,
+    issuer: x509.Name,
+    signer: ec.EllipticCurvePrivateKey,
+    end: datetime,
+    critical: Sequence[x509.ExtensionType],
+    others: Sequence[x509.ExtensionType] = (),
+) -> bytes:
+    """A signed certificate."""
+    builder = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number())
+    builder = builder.not_valid_before(datetime.now(UTC) - _SKEW).not_valid_after(end)
+    identifiers = (
+        x509.SubjectKeyIdentifier.from_public_key(key),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()),
+    )
+    for extension in (*critical, *others, *identifiers):
+        builder = builder.add_extension(extension, critical=extension in critical)
+    return builder.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)

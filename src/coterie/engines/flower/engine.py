@@ -1,0 +1,483 @@
+"""The engine for real sites: it carries programs as messages, and survives whatever a site does.
+
+It knows sites by name. A transport knows nodes by number, and may lose any message: a site that dies, hangs, rejoins or
+answers nonsense costs its own contribution in that round and nothing else.
+"""
+
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from coterie import wire
+from coterie.clients import Clients, Round
+from coterie.engines.chunk import Site, joined, part_of, run_chunk
+from coterie.engines.flower.site import PROTOCOL
+from coterie.engines.flower.versions import Version
+from coterie.errors import CoterieError, NoAnswerError, ProgramError, SettingsError
+from coterie.federation import Answers, Call
+from coterie.letters import Letter, Letters
+from coterie.memory import Memory, Value
+from coterie.nets.net import Net
+from coterie.weights import Stack
+
+__all__ = ["FlowerEngine", "RoundLostError", "Task", "TooFewSitesError", "Transport", "Waiting"]
+
+log = logging.getLogger("coterie")
+
+
+class TooFewSitesError(CoterieError):
+    """Too few sites are there, and none came while the run waited."""
+
+
+class RoundLostError(NoAnswerError):
+    """Too few sites answered: the round cannot count, and is to be run again from the last one that did."""
+
+
+class Transport(Protocol):
+    """Brings messages to nodes and their answers back."""
+
+    def nodes(self) -> set[int]:
+        """The nodes that are connected now."""
+        ...
+
+    def send(self, messages: Mapping[int, Mapping[str, bytes]]) -> dict[int, str]:
+        """Send each node a message of named parts; the message's own name for each node."""
+        ...
+
+    def receive(self, messages: Collection[str]) -> dict[str, bytes | None]:
+        """Answers to these messages that have arrived: by message, None if the node could not answer."""
+        ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all sites and the server must agree on; each has it from its own settings."""
+
+    labels: tuple[str, ...]
+    """The label set."""
+
+    shape: tuple[int, ...]
+    """The shape of one input: features, or channels, height and width."""
+
+    net: str
+    """The net: one of ours by name, or `package.module:function`."""
+
+    shift: tuple[float, ...] = ()
+    """What is subtracted from inputs, per channel. A site that does otherwise is not admitted."""
+
+    scale: tuple[float, ...] = ()
+    """What inputs are divided by then, per channel."""
+
+    name: str = "sites"
+    """What tables call the data."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """How long a run waits for its sites."""
+
+    sites: int = 0
+    """Sites to wait for before the first round; 0 waits for `min_sites`. Methods that group clients once need them
+    all."""
+
+    min_sites: int = 2
+    """A round counts if at least so many sites answer."""
+
+    timeout: float = 600.0
+    """Seconds that a site has for an answer."""
+
+    patience: float = 300.0
+    """Seconds that the run waits for sites that are missing, before it stops."""
+
+    poll: float = 0.1
+    """Seconds between looks for answers."""
+
+    def __post_init__(self) -> None:
+        if self.min_sites < 1:
+            raise SettingsError(f"min_sites={self.min_sites}: at least 1")
+        if self.sites < 0:
+            raise SettingsError(f"sites={self.sites}: 0 or more")
+        for name in ("timeout", "poll"):
+            if getattr(self, name) <= 0:
+                raise SettingsError(f"{name}={getattr(self, name)}: seconds, above 0")
+        if self.patience < 0:
+            raise SettingsError(f"patience={self.patience}: seconds, 0 or more")
+
+
+@dataclass
+class _Known:
+    """A site that has said who it is."""
+
+    name: str
+    samples: int
+    """Training samples; 0 while the site has not counted them."""
+    node: int | None
+    """The node it is at now; None while it is away."""
+    accepted: Version | None = None
+    """The version of its memory after the last round that counted."""
+    current: Version | None = None
+    """The version after its last call."""
+
+
+@dataclass
+class FlowerEngine:
+    """An engine whose clients are sites behind a transport."""
+
+    real = True
+
+    net: Net
+    task: Task
+    transport: Transport
+    waiting: Waiting = field(default_factory=Waiting)
+    own: Site | None = None
+    """What the server itself holds: first its own samples, then the parts of the global test set."""
+    advice: str = "when they are back, go on with `coterie deploy resume`"
+    """What to do when too few sites are there."""
+
+    def __post_init__(self) -> None:
+        self._sites: list[_Known] = []
+        self._strangers: set[int] = set()
+        self._run = secrets.token_hex(8)
+        self._round = 0
+        self._announcements: dict[str, bytes] = {}
+        self._shapes: dict[tuple[str, str], Any] = {}
+        self._complaints: dict[str, str] = {}
+        self.server: Sequence[int] = range(-len(self.own.shards) + 1, 0) if self.own else range(0)
+
+    # Who is there
+
+    @property
+    def names(self) -> list[str]:
+        """All sites that have ever been seen in this run, in the order of their positions."""
+        return [site.name for site in self._sites]
+
+    @property
+    def sizes(self) -> list[int]:
+        """Training samples of each site, as it last said; 0 while it has not counted them."""
+        return [site.samples for site in self._sites]
+
+    def present(self) -> np.ndarray:
+        """Positions of the sites that are connected, as of the last roll call."""
+        return np.array([position for position, site in enumerate(self._sites) if site.node is not None], dtype=int)
+
+    def explain(self) -> str:
+        """How it computes."""
+        waiting = self.waiting
+        return (
+            f"{len(self.present())} sites over Flower, each computing by itself; "
+            f"a round counts with {waiting.min_sites} of them, each has {waiting.timeout:g} s to answer"
+        )
+
+    def gather(self, first: bool = True) -> None:
+        """Wait for sites: before the first round for all that are expected, later for as many as are needed."""
+        self._wait_for(max(self.waiting.sites if first else 0, self.waiting.min_sites))
+
+    def start_round(self, number: int) -> None:
+        """Call the roll, and wait if too few are there."""
+        self._round = number
+        self._announcements = {}
+        self._wait_for(self.waiting.min_sites)
+
+    def _wait_for(self, count: int) -> None:
+        deadline = time.monotonic() + self.waiting.patience
+        told = False
+        while True:
+            self._call_the_roll()
+            there = len(self.present())
+            if there >= count:
+                return
+            if time.monotonic() >= deadline:
+                raise TooFewSitesError(
+                    f"{there} of at least {count} sites are there after {self.waiting.patience:g} s of waiting; "
+                    + self.advice
+                )
+            if not told:
+                log.info("waiting for sites: %d of %d are there", there, count)
+                told = True
+            time.sleep(min(1.0, self.waiting.patience))
+
+    def _call_the_roll(self) -> None:
+        """Find out who is connected; greet nodes that have not been seen before."""
+        nodes = self.transport.nodes()
+        for site in self._sites:
+            if site.node is not None and site.node not in nodes:
+                log.warning("site %s is no longer connected", site.name)
+                site.node = None
+        self._strangers &= nodes  # who comes back gets another chance
+        new = nodes - {site.node for site in self._sites} - self._strangers
+        if not new:
+            return
+        greetings = {node: {"request": wire.dump({"format": PROTOCOL, "ask": "hello"})} for node in new}
+        answers = self._exchange(greetings, dict.fromkeys(new, "a new node"))
+        # Positions go by name, so that a run does not depend on who connects first.
+        introduced = sorted((str(answer.get("name")), node) for node, answer in answers.items())
+        for name, node in introduced:
+            self._introduce(name, node, answers[node])
+
+    def _introduce(self, name: str, node: int, hello: Mapping[str, Any]) -> None:
+        problem = self._mismatch(hello)
+        known = next((site for site in self._sites if site.name == name), None)
+        if problem is None and known is not None and known.node is not None:
+            problem = "another node has this name already"
+        if problem is not None:
+            log.warning("site %s is not admitted: %s", name, problem)
+            self._strangers.add(node)
+        elif known is not None:
+            log.info("site %s is back", name)
+            known.node, known.samples = node, hello["samples"] or known.samples
+        else:
+            log.info("site %s has joined, with %s training samples", name, hello["samples"] or "uncounted")
+            self._sites.append(_Known(name, hello["samples"] or 0, node))
+
+    def _mismatch(self, hello: Mapping[str, Any]) -> str | None:
+        """What in a site's greeting does not fit this task, if anything."""
+        expected = {
+            "labels": list(self.task.labels),
+            "net": self.net.name,
+            "shape": list(self.net.shape),
+            "parameters": self.net.parameters.total,
+            "dtype": str(self.net.dtype),
+        }
+        for name, given in (("shift", self.task.shift), ("scale", self.task.scale)):
+            if given:
+                expected[name] = list(given)
+        for name, value in expected.items():
+            if hello.get(name) != value:
+                return f"its {name} is {_brief(hello.get(name))}, the task's is {_brief(value)}"
+        called, samples = hello.get("name"), hello.get("samples")
+        if not isinstance(called, str) or not called or not (samples is None or _positive(samples)):
+            return "it does not say its name and its number of samples"
+        return None
+
+    # Carrying messages
+
+    def _exchange(self, messages: Mapping[int, Mapping[str, bytes]], who: Mapping[int, str]) -> dict[int, Any]:
+        """Send messages to nodes and wait for their answers; whoever gives none in time, or nonsense, is left out."""
+        sent = self.transport.send(messages)
+        open_messages = {message: node for node, message in sent.items()}
+        answers: dict[int, Any] = {}
+        deadline = time.monotonic() + self.waiting.timeout
+        while open_messages:
+            for message, content in self.transport.receive(list(open_messages)).items():
+                node = open_messages.pop(message)
+                answer = self._read(content, who[node])
+                if answer is not None:
+                    answers[node] = answer
+            if open_messages and time.monotonic() >= deadline:
+                for node in open_messages.values():
+                    log.warning("site %s did not answer within %g s", who[node], self.waiting.timeout)
+                break
+            if open_messages:
+                time.sleep(self.waiting.poll)
+        return answers
+
+    def _read(self, content: bytes | None, name: str) -> dict[str, Any] | None:
+        """What a site says, if it can be understood."""
+        if content is None:
+            log.warning("site %s could not be reached", name)
+            return None
+        try:
+            answer = wire.load(content, {self.net.name: self.net})
+        except CoterieError as error:
+            log.warning("site %s answers nonsense: %s", name, error)
+            return None
+        if not isinstance(answer, dict):
+            log.warning("site %s answers nonsense: %s", name, type(answer).__name__)
+            return None
+        for kind in ("failed", "refused"):
+            if kind in answer:
+                log.warning("site %s %s: %s", name, kind, answer[kind])
+                self._complaints[name] = str(answer[kind])
+                return None
+        return answer
+
+    # Running programs
+
+    def run(self, call: Call) -> Answers:
+        """Run a program at sites, or on what the server holds itself."""
+        if (call.clients < 0).all():
+            return self._run_here(call)
+        positions = [int(client) for client in call.clients if self._sites[client].node is not None]
+        if call.program.letters:
+            self._fetch_keys()
+        shared = wire.dump(dict(call.shared))
+        messages = {}
+        for row, client in enumerate(call.clients):
+            if client in positions:
+                request = self._request(part_of(call, np.array([row])), self._sites[client])
+                messages[self._node(client)] = {"request": request, "shared": shared}
+        who = {self._node(client): self._sites[client].name for client in positions}
+        self._complaints = {}
+        answers = self._exchange(messages, who)
+        checked = {}
+        for client in positions:
+            answer = answers.get(self._node(client))
+            outputs = None if answer is None else self._outputs(answer, self._sites[client].name)
+            if answer is not None and outputs is not None:
+                checked[client] = (answer, outputs)
+        checked = self._alike(call.program.name, checked)
+        if who and len(self._complaints) == len(who):  # they would fail again
+            raise ProgramError(f"round {call.at.number}, no site can: {next(iter(self._complaints.values()))}")
+        self._enough(call, len(checked))
+        letters = []
+        for client, (answer, _) in checked.items():
+            if _positive(answer.get("samples")):
+                self._sites[client].samples = answer["samples"]
+            if answer["kept"] is True:
+                self._sites[client].current = (call.at.number, call.at.phase)
+            letters += answer["letters"]
+        outputs = joined([outputs for _, outputs in checked.values()], torch.arange(len(checked)))
+        return Answers(np.array(list(checked)), outputs, Letters(letters))
+
+    def _node(self, client: int) -> int:
+        node = self._sites[client].node
+        assert node is not None
+        return node
+
+    def _request(self, call: Call, site: _Known) -> bytes:
+        content = {
+            "format": PROTOCOL,
+            "ask": "call",
+            "run": self._run,
+            "program": call.program.name,
+            "at": asdict(call.at),
+            "each": dict(call.each),
+            "settings": dict(call.settings),
+            "base": site.accepted,
+            "builds_on": site.current,
+            "letters": list(call.letters.to(site.name)),
+            "announcements": self._announcements if call.program.letters else {},
+        }
+        return wire.dump(content)
+
+    def _outputs(self, answer: Mapping[str, Any], name: str) -> dict[str, Value] | None:
+        """The outputs in an answer, if it has the form of one: a row of tensors and models, letters in its own name."""
+        outputs, letters = answer.get("outputs"), answer.get("letters")
+        fine = isinstance(outputs, dict) and isinstance(answer.get("kept"), bool) and isinstance(letters, list)
+        if fine:
+            assert isinstance(outputs, dict)
+            assert isinstance(letters, list)
+            fine = all(
+                isinstance(value, Value) and len(value.shape) > 0 and value.shape[0] == 1 for value in outputs.values()
+            )
+            fine &= all(isinstance(letter, Letter) and letter.sender == name for letter in letters)
+        if not fine:
+            log.warning("site %s answers nonsense: not the outputs of one client", name)
+            return None
+        return outputs
+
+    def _alike(
+        self, program: str, answers: dict[int, tuple[Any, dict[str, Value]]]
+    ) -> dict[int, tuple[Any, dict[str, Value]]]:
+        """The answers whose outputs have the shapes that this program has had before, or that most sites give."""
+        shapes = {client: _shape(outputs) for client, (_, outputs) in answers.items()}
+        counted = Counter(shapes.values()).most_common()
+        if len(counted) > 1:
+            usual = self._shapes.get((self._run, program), counted[0][0])
+            for client in [client for client, shape in shapes.items() if shape != usual]:
+                log.warning("site %s answers %s with wrongly shaped outputs", self._sites[client].name, program)
+                del answers[client]
+        elif counted:
+            self._shapes[self._run, program] = counted[0][0]
+        return answers
+
+    def _enough(self, call: Call, answered: int) -> None:
+        """A round counts if enough sites take part; scoring takes what there is."""
+        needed = 1 if call.at.scoring else min(self.waiting.min_sites, len(call.clients))
+        if answered < needed:
+            raise RoundLostError(
+                f"round {call.at.number}, {call.program.name}: {answered} of {len(call.clients)} sites answered, "
+                f"at least {needed} are needed"
+            )
+
+    def _run_here(self, call: Call) -> Answers:
+        assert self.own is not None
+        rows = [part_of(call, np.array([row])) for row in range(len(call.clients))]
+        outputs = [run_chunk(one, Memory(1), self.own)[0] for one in rows]
+        return Answers(call.clients, joined(outputs, torch.arange(len(rows))))
+
+    def server_clients(self, at: Round) -> Clients:
+        """The `Clients` interface over what the server itself holds."""
+        if self.own is None or not len(self.own.shards[0].train):
+            raise CoterieError("the server holds no samples: name a data hook under [server] in the settings")
+        return self.own.clients([0], at)
+
+    def _fetch_keys(self) -> None:
+        """Ask all sites for the keys with which letters to them are sealed in this round. They are signed."""
+        missing = [site for site in self._sites if site.node is not None and site.name not in self._announcements]
+        if not missing:
+            return
+        request = wire.dump({"format": PROTOCOL, "ask": "keys", "run": self._run, "round": self._round})
+        who = {site.node: site.name for site in missing if site.node is not None}
+        for node, answer in self._exchange({node: {"request": request} for node in who}, who).items():
+            if isinstance(answer.get("announcement"), bytes):
+                self._announcements[who[node]] = answer["announcement"]
+
+    # What clients keep: the sites have it, here is only which version counts
+
+    def reject(self, clients: np.ndarray) -> None:
+        """Let these sites build on what they had before this round."""
+        for client in clients:
+            self._sites[client].current = self._sites[client].accepted
+
+    def commit(self) -> None:
+        """Make final what sites have kept in this round."""
+        for site in self._sites:
+            site.accepted = site.current
+
+    def rollback(self) -> None:
+        """Let all sites build on what they had before this round."""
+        self.reject(np.arange(len(self._sites)))
+
+    def reset(self) -> None:
+        """A new run begins: no site remembers anything of it."""
+        self._run = secrets.token_hex(8)
+        for site in self._sites:
+            site.accepted = site.current = None
+
+    def checkpoint(self) -> dict[str, Any]:
+        """The run's name at the sites, and for each site its position, size and version."""
+        sites = [{"name": site.name, "samples": site.samples, "version": site.accepted} for site in self._sites]
+        return {"run": self._run, "sites": sites}
+
+    def restore(self, content: Mapping[str, Any]) -> None:
+        """Go on with a run: sites have the positions that they had, whoever is there now."""
+        self._run = content["run"]
+        there = {site.name: site for site in self._sites}
+        restored = []
+        for entry in content["sites"]:
+            now = there.pop(entry["name"], None)
+            node, samples = (None, 0) if now is None else (now.node, now.samples)
+            restored.append(
+                _Known(entry["name"], samples or entry["samples"], node, entry["version"], entry["version"])
+            )
+        newcomers = [_Known(site.name, site.samples, site.node) for site in there.values()]
+        self._sites = restored + newcomers
+
+    def close(self) -> None:
+        """Nothing is held here."""
+
+
+def _shape(outputs: Mapping[str, Value]) -> tuple[Any, ...]:
+    """The names, kinds, shapes and types of outputs, to tell whether two sites give the same."""
+    described = []
+    for name, value in sorted(outputs.items()):
+        tensors = value.tensors if isinstance(value, Stack) else (value,)
+        described.append((name, type(value).__name__, *((tensor.shape[1:], str(tensor.dtype)) for tensor in tensors)))
+    return tuple(described)
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _brief(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 100 else text[:100] + " ..."

@@ -1,0 +1,162 @@
+"""The process of a site: a Flower node that runs no code from the server.
+
+Flower's own SuperNode fetches an app bundle from the server and runs the client in it, in a fresh process for every
+message. This one speaks the same protocol with Flower's own client, but hands messages to the site that is installed
+here, which stays in memory with its net and its data: bundles are never fetched, and a message costs milliseconds.
+"""
+
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Error, Message
+from flwr.common.constant import HEARTBEAT_DEFAULT_INTERVAL
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, no_object_id_recompute
+from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufClientInterceptor
+from flwr.supernode.fleet_http_client import FleetHttpClient
+from flwr.supernode.fleet_http_connection import http_request_response
+from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+from coterie.engines.flower.messages import MESSAGE_TYPE, packed, unpacked
+from coterie.engines.flower.site import RealSite
+from coterie.errors import CoterieError, SettingsError
+from coterie.wire import dump
+
+__all__ = ["reply", "serve"]
+
+log = logging.getLogger("coterie")
+
+_POLL = 0.2
+"""Seconds between looks for messages."""
+
+_ADMISSION = 2.5 * HEARTBEAT_DEFAULT_INTERVAL
+"""Seconds after which a server that does not let this site in will not do so any more: two heartbeats and some."""
+
+_PAUSE = 3.0
+"""Seconds between tries to be let in."""
+
+_REFUSED = 1
+"""Flower's code for an error of no special kind."""
+
+
+def reply(site: RealSite, message: Message) -> Message:
+    """A site's answer to a Flower message."""
+    if message.metadata.message_type != MESSAGE_TYPE:
+        log.warning("refused: a message of type %s", message.metadata.message_type)
+        return Message(Error(code=_REFUSED, reason="not a message for this site"), reply_to=message)
+    try:
+        content = site.answer(unpacked(message.content))
+    except CoterieError as error:
+        log.warning("refused: %s", error)
+        content = dump({"refused": str(error)})
+    return Message(packed({"answer": content}), reply_to=message)
+
+
+def serve(site: RealSite, superlink: str, ca: Path, key: Path, ready: Callable[[int], None]) -> None:
+    """Answer a SuperLink's messages until the process is stopped; `ready` is told the node's number once connected.
+
+    The connection is always encrypted, checked against the certificate authority `ca`, and authenticated with this
+    site's node key.
+    """
+    private = _private_key(key)
+    if not ca.is_file():
+        raise SettingsError(f"{ca}: no such file; it is the certificate of the federation's authority")
+    _check_server(superlink, ca)
+    _await_admission(superlink, ca, private)
+    keys = (private, private.public_key())
+    with http_request_response(superlink, False, str(ca), keys) as connection:
+        node, receive, send, _, _, pull, push, confirm = connection
+        ready(node)
+        while True:
+            received = receive()
+            if received is None:
+                time.sleep(_POLL)
+                continue
+            try:
+                _answer(site, received, pull, confirm, send, push)
+            except Exception:  # a message that cannot be had or answered must not end the site
+                log.exception("a message could not be answered")
+
+
+def _answer(site: RealSite, received: Any, pull: Any, confirm: Any, send: Any, push: Any) -> None:
+    """Fetch the content of a message, let the site answer it, and bring the answer back."""
+    envelope, tree = received
+    run = envelope.metadata.run_id
+    message = pull_and_inflate_object_from_tree(
+        tree, lambda name: pull(run, name), lambda name: confirm(run, name), return_type=Message
+    )
+    message.metadata.__dict__["_message_id"] = tree.object_id
+    started = time.monotonic()
+    answer = reply(site, message)
+    answer.metadata.__dict__["_message_id"] = answer.object_id
+    with no_object_id_recompute():
+        objects, answer_tree = get_all_nested_objects(answer), get_object_tree(answer)
+        wanted, session = send(answer, answer_tree, time.monotonic() - started)
+        push_objects(objects, lambda name, content: push(run, session, name, content), object_ids_to_push=wanted)
+
+
+def _check_server(superlink: str, ca: Path) -> None:
+    """Refuse a server that the federation's authority has not signed for; one that is not there yet is waited for."""
+    host, _, port = superlink.rpartition(":")
+    if not host or not port.isdecimal():
+        raise SettingsError(f"superlink={superlink}: write host:port, e.g. federation.example.org:8000")
+    try:
+        trusted = ssl.create_default_context(cafile=str(ca))
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=10) as plain:
+            trusted.wrap_socket(plain, server_hostname=host.strip("[]")).close()
+    except ssl.SSLError as error:
+        raise CoterieError(
+            f"the server at {superlink} does not identify itself with a certificate of the authority in {ca} ({error})"
+        ) from error
+    except OSError as error:
+        log.info("waiting for the server at %s (%s)", superlink, error)
+
+
+def _await_admission(superlink: str, ca: Path, key: ec.EllipticCurvePrivateKey) -> None:
+    """Wait until the server lets this node in.
+
+    It does not as long as it takes the node for connected, which after a crash lasts until a heartbeat is missed.
+    Flower's connection would end the process at the first refusal.
+    """
+    public = public_key_to_bytes(key.public_key())
+    request = ActivateNodeRequest(public_key=public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)
+    interceptors: list[ProtobufClientInterceptor] = [
+        RuntimeVersionHttpInterceptor(component_name="SuperNode"),
+        NodeAuthHttpInterceptor(key, key.public_key()),
+    ]
+    deadline = time.monotonic() + _ADMISSION
+    with FleetHttpClient.from_server_address(superlink, False, str(ca), interceptors) as client:
+        while True:
+            try:
+                node = client.ActivateNode(request).node_id
+                client.DeactivateNode(DeactivateNodeRequest(node_id=node))
+                return
+            except httpx.TransportError:
+                deadline = time.monotonic() + _ADMISSION  # it is not there; that is no refusal
+            except httpx.HTTPStatusError as error:
+                reason = "its key is not registered there, or is in use by another process"
+                if time.monotonic() > deadline:
+                    raise CoterieError(f"the server at {superlink} does not let this site in: {reason}") from error
+                log.info("the server at %s does not let this site in yet: %s", superlink, reason)
+            time.sleep(_PAUSE)
+
+
+def _private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_ssh_private_key(path.read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path}: cannot be read as the node's private key ({error})") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise SettingsError(f"{path}: not an elliptic-curve key; `coterie deploy certs` makes the right kind")
+    return key

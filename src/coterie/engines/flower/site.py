@@ -1,0 +1,222 @@
+"""A real site: one client with its own data and its own installation.
+
+A server can ask for programs by name, and for nothing else. What runs is what this installation has registered and what
+the site's settings allow; net, data and label set are the site's. Whatever a message asks beyond that is refused.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from coterie import wire
+from coterie.clients import Round
+from coterie.engines.chunk import Host, run_chunk
+from coterie.engines.flower.versions import Version, Versions
+from coterie.engines.simulation.engine import settled
+from coterie.errors import CoterieError, ProgramError
+from coterie.federation import Call
+from coterie.letters import Letter, Letters, checked_content
+from coterie.memory import Value
+from coterie.programs import Program, program_named
+from coterie.sealing import Identity, SealingError, Seals, read_peers
+
+__all__ = ["PROTOCOL", "RealSite", "Rules"]
+
+log = logging.getLogger("coterie")
+
+PROTOCOL = 1
+"""The version of messages between server and sites."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a site decides for itself, besides its data and its net."""
+
+    name: str
+    labels: tuple[str, ...]
+    state: Path
+    """Folder for what the client keeps between rounds."""
+    allow: tuple[str, ...]
+    """Programs that the server may ask for, with `*` as a wildcard."""
+    shift: tuple[float, ...] = ()
+    scale: tuple[float, ...] = ()
+    precision: str | None = "float32"
+    """What the net computes in; nothing leaves torch's settings alone."""
+    identity: Path | None = None
+    """This site's private identity for letters."""
+    peers: Path | None = None
+    """The pinned public identities of all sites."""
+
+
+class RealSite:
+    """One client that answers a server's messages."""
+
+    def __init__(self, rules: Rules, site: Host) -> None:
+        self._rules, self._site, self._net = rules, site, site.net
+        self._nets = {site.net.name: site.net}
+
+    @cached_property
+    def _seals(self) -> Seals:
+        rules = self._rules
+        if rules.identity is None or rules.peers is None:
+            raise CoterieError("this site has no identity for letters: set identity and peers in its settings")
+        identity, peers = Identity.read(rules.identity), read_peers(rules.peers)
+        return Seals(rules.name, identity, peers, rules.state / "letters")
+
+    def answer(self, request: Mapping[str, bytes]) -> bytes:
+        """What this site answers to a message. It refuses rather than fails, and says why in its own log too."""
+        try:
+            asked = wire.load(request["request"], self._nets)
+            if not isinstance(asked, dict) or asked.get("format") != PROTOCOL:
+                raise CoterieError(f"not a message of format {PROTOCOL}")
+            handlers = {"hello": self._hello, "keys": self._keys, "call": self._call}
+            kind = asked.get("ask")
+            if kind not in handlers:
+                raise CoterieError(f"asked for {kind!r}, which is none of {', '.join(handlers)}")
+            shared = wire.load(request["shared"], self._nets) if "shared" in request else {}
+            return wire.dump(handlers[kind](asked, shared))
+        except ProgramError as error:
+            log.exception("a program failed")
+            return wire.dump({"failed": str(error)})
+        except (CoterieError, KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = str(error) if isinstance(error, CoterieError) else f"malformed message ({error!r})"
+            log.warning("refused: %s", reason)
+            return wire.dump({"refused": reason})
+
+    def _hello(self, asked: Mapping[str, Any], shared: Any) -> dict[str, Any]:
+        """Who this is. Nothing else is said before a program is run."""
+        return {
+            "name": self._rules.name,
+            "samples": self._site.samples,
+            "labels": list(self._rules.labels),
+            "net": self._net.name,
+            "shape": list(self._net.shape),
+            "parameters": self._net.parameters.total,
+            "dtype": str(self._net.dtype),
+            "shift": self._scaling("shift"),
+            "scale": self._scaling("scale"),
+        }
+
+    def _scaling(self, name: str) -> list[float] | None:
+        """The scaling that the settings fix; a site's own mean and deviation are nobody's business."""
+        return list(getattr(self._rules, name)) or None
+
+    def _keys(self, asked: Mapping[str, Any], shared: Any) -> dict[str, Any]:
+        """This site's signed key for letters of a round."""
+        return {"announcement": self._seals.announce(_text(asked["run"]), _whole(asked["round"]))}
+
+    def _call(self, asked: Mapping[str, Any], shared: Any) -> dict[str, Any]:
+        program = self._allowed(_text(asked["program"]))
+        run, at = _text(asked["run"]), _round(asked["at"])
+        if at.scoring != program.scoring:
+            raise CoterieError(f"program {program.name}: test data is for scoring programs, and only for them")
+        versions = Versions(self._rules.state / "memory", run)
+        base, builds_on = _version(asked["base"]), _version(asked["builds_on"])
+        memory = versions.read(builds_on, self._nets)
+        letters = Letters(self._opened(asked["letters"], run, at))
+        each, settings = _values(asked["each"]), dict(asked["settings"])
+        _check_inputs(program, each, _values(shared), settings)
+        call = Call(program, np.array([0]), each, _values(shared), settings, at, letters)
+        precision = self._rules.precision
+        with nullcontext() if precision is None else settled(precision, self._site.device):
+            outputs, kept, written = run_chunk(call, memory, self._site)
+        sealed = self._sealed(written, asked["announcements"], run, at)
+        if kept:
+            memory.update(torch.tensor([0]), {name: value.to("cpu") for name, value in kept.items()})
+            version = (at.number, at.phase)
+            versions.write(version, memory)
+            versions.keep_only([base, builds_on, version])
+        return {"outputs": dict(outputs), "kept": bool(kept), "letters": sealed, "samples": self._site.samples}
+
+    def _allowed(self, name: str) -> Program:
+        if not any(fnmatchcase(name, pattern) for pattern in self._rules.allow):
+            raise CoterieError(f"program {name} is not allowed by this site's settings")
+        return program_named(name)
+
+    def _opened(self, letters: Sequence[Any], run: str, at: Round) -> list[Letter]:
+        """The letters that can be trusted; one that cannot costs itself, not the call."""
+        opened: list[Letter] = []
+        if not letters:
+            return opened
+        reading = self._seals.reading(run=run, round=at.number, phase=at.phase)
+        for letter in letters:
+            if not isinstance(letter, Letter) or letter.receiver != self._rules.name:
+                raise CoterieError("a letter that is none, or for somebody else")
+            try:
+                content = reading.open(letter.content, sender=letter.sender, subject=letter.subject)
+                opened.append(replace(letter, content=checked_content(wire.load(content, self._nets))))
+            except CoterieError as error:
+                log.warning("refused a letter: %s", error)
+        return opened
+
+    def _sealed(self, letters: Sequence[Letter], announcements: Any, run: str, at: Round) -> list[Letter]:
+        """The letters as they may leave this site, each readable by its receiver alone.
+
+        To a receiver whose key of this round is not known, or not its own, nothing is written.
+        """
+        sealed = []
+        for letter in letters:
+            if letter.receiver not in announcements:
+                log.warning("no letter to %s: its key of this round is not known", letter.receiver)
+                continue
+            try:
+                content = self._seals.seal(
+                    wire.dump(letter.content),
+                    run=run,
+                    round=at.number,
+                    phase=at.phase,
+                    receiver=letter.receiver,
+                    subject=letter.subject,
+                    announcement=announcements[letter.receiver],
+                )
+            except SealingError as error:
+                log.warning("no letter to %s: %s", letter.receiver, error)
+                continue
+            sealed.append(replace(letter, content=content))
+        return sealed
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise CoterieError(f"expected a text, not {type(value).__name__}")
+    return value
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
+        raise CoterieError(f"expected a whole number, not {value!r}")
+    return value
+
+
+def _round(value: Any) -> Round:
+    kinds = {item.name: type(item.default) for item in fields(Round)}
+    if not isinstance(value, dict) or any(type(value.get(name)) is not kind for name, kind in kinds.items()):
+        raise CoterieError("a message that does not say where in a run it is")
+    made = Round(**{name: value[name] for name in kinds})
+    if made.test_data:
+        raise CoterieError("a method that reads test data: at a site it is for scoring only")
+    return made
+
+
+def _version(value: Any) -> Version | None:
+    return None if value is None else (_whole(value[0]), _whole(value[1]))
+
+
+def _values(inputs: Any) -> dict[str, Value]:
+    if not isinstance(inputs, dict) or not all(isinstance(value, Value) for value in inputs.values()):
+        raise CoterieError("inputs that are neither tensors nor models")
+    return inputs
+
+
+def _check_inputs(program: Program, *given: Mapping[str, Any]) -> None:
+    for name in (name for part in given for name in part):
+        if name not in program.inputs:
+            raise CoterieError(f"program {program.name} has no input {name!r}")

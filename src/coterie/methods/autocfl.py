@@ -1,0 +1,166 @@
+"""AutoCFL: clients find their clusters by voting over their last layers, once small ones have caught up.
+
+Gong, Xing, Liu, Xi and Chen, "Adaptive client clustering for efficient federated learning over non-IID and imbalanced
+data", IEEE Transactions on Big Data 2024. A few rounds of FedAvg, in which clients that lag behind train longer (see
+`coterie.adjustment`); then clients are clustered once, without a number of clusters; then FedAvg inside every cluster.
+
+| symbol | here |
+|---|---|
+| E_m, alpha | `State.pace.epochs` (it starts at `epochs`), `growth` |
+| omega, omega_k | the model of the one cluster that there is at first, those of the clusters |
+| omega'_m, M | a client's last layer, the distances between them (Eq. 6) |
+| tau_m, P_m1 | the widest gap in a sorted row of M, and who is before it: `grouping.vote` |
+
+**Sends** a model each way, a number of epochs down and a loss up. **A client gives away** its model and its loss; from
+models the server learns whose data is alike.
+
+Where the paper is open or wrong:
+- Eq. 3 subtracts the clients' updates: a sign error.
+- Three descriptions of when to stop adjusting. The variance of cumulative losses, being of sums, nearly always rises at
+  once, so that the printed rule (`stop="variance"`) clusters in round 2; in trial runs round 3 was better, and is the
+  default. So are 2 epochs to start from: the paper gives none.
+- Sorted rows of M leave out the client itself: its distance of 0 would be the widest gap on IID data. A gap counts as
+  none if it is small beside the row's median distance. This `guard` is ours; without it IID data falls apart.
+- E_m stays as it was at the clustering, or is reset (`keep_epochs`): the paper says only that adjusting stops.
+- The paper has no sampling. Until clients are clustered all take part, because sums of losses are compared; after that
+  `participation` counts.
+- The paper has no late clients. Here one trains from the model that clustering started from, and joins the cluster
+  whose mean last layer is nearest to its own. So does one that was away when clients were clustered.
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie import adjustment, evidence, grouping
+from coterie.adjustment import Pace, train_for
+from coterie.clusters import Clusters
+from coterie.errors import NoAnswerError, SettingsError
+from coterie.federation import Federation, Replies
+from coterie.method import Method, method
+from coterie.serving import Served
+from coterie.weights import Models
+from coterie.wire import state
+
+__all__ = ["AutoCFL"]
+
+
+@state
+class State:
+    """Everybody's pace and the clusters; once they are found, also what clients that come late are compared with."""
+
+    pace: Pace
+    clusters: Clusters
+    """One of all clients at first."""
+    origin: Models | None = None
+    """The model from which clients trained when they were clustered."""
+    heads: Tensor | None = None
+    """The mean last layer of each cluster then, [cluster, p]."""
+
+
+@method("autocfl")
+class AutoCFL(Method):
+    """Clusters by weighted voting over last layers, after lagging clients caught up. (Gong et al., IEEE TBD 2024)"""
+
+    adjust: bool = True
+    """Give clients that lag behind more epochs before clustering; without it all train alike (the paper's ablation)."""
+
+    weighted: bool = True
+    """Let votes count by samples; without it all the same (the paper's Table 5)."""
+
+    growth: float = 0.5
+    """alpha: how fast epochs grow (Section 5.1)."""
+
+    capped: bool = False
+    """Never add more than alpha |D_s*| / |D_m| epochs, which Eq. 8 does where that is below 1."""
+
+    guard: float = 0.1
+    """How wide the widest gap in a row of distances must be to count, as part of their median; 0 counts every gap. On
+    IID Fashion-MNIST 0.1 leaves one cluster in 4 of 10 runs and 0.25 in all, and label groups are found with either
+    (`benchmarks/groups.py`); groups that differ less, such as rotated CIFAR-10, can be lost with 0.25."""
+
+    stop: Literal["round", "variance"] = "round"
+    """When to cluster: in `cluster_round`, or when the variance of cumulative losses rises, as printed."""
+
+    cluster_round: int = 3
+    """The round in which clients are clustered; with `stop="variance"` not used."""
+
+    last_round: int = 6
+    """With `stop="variance"`, the last round in which clients are clustered (the latest in the paper's Table 3)."""
+
+    keep_epochs: bool = True
+    """Go on with the adjusted epochs after clustering; else with as many as at the start."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("cluster_round", "last_round"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name}={getattr(self, name)}: at least 1")
+        if self.growth < 0:
+            raise SettingsError(f"growth={self.growth}: 0 or more")
+        if self.guard < 0:
+            raise SettingsError(f"guard={self.guard}: 0 or more")
+        if self.steps is not None:
+            raise SettingsError(f"steps={self.steps}: AutoCFL counts in epochs, which it adjusts; set epochs instead")
+
+    def begin(self, fed: Federation) -> State:
+        """A fresh model in one cluster of all clients, and the same number of epochs for everybody."""
+        return State(adjustment.begin(len(fed.names), self.epochs), Clusters.one(fed.new_model(), fed))
+
+    def round(self, fed: Federation, state: State) -> State:
+        """One model for all, until losses say that clients can be clustered; then FedAvg inside every cluster."""
+        pace = adjustment.grown(state.pace, len(fed.names), self.epochs)
+        if state.origin is None:
+            return self._adjusting(fed, state.clusters.models[0], pace)
+        clusters = self._complete(fed, state)
+        cohort = clusters.sample(fed, self.participation)
+        epochs = pace.epochs[cohort] if self.keep_epochs else self._first_epochs(cohort)
+        replies = self._train(fed, cohort, clusters.start(fed, cohort), epochs)
+        return replace(state, pace=pace, clusters=clusters.averaged(fed, replies))
+
+    def _adjusting(self, fed: Federation, model: Models, pace: Pace) -> State:
+        """All clients train from one model; they are clustered, or their epochs adjusted."""
+        replies = self._train(fed, fed.clients, model, pace.epochs[fed.clients])
+        pace = adjustment.observed(pace, replies.clients, replies.loss)
+        if self._ready(fed.round, pace):
+            distance = evidence.weight_distance(replies.model, layer="last")
+            found = grouping.vote(distance, replies.samples, weighted=self.weighted, guard=self.guard)
+            clusters = Clusters.found(fed, replies, found)
+            return State(pace, clusters, model, clusters.models.part("head"))
+        if self.adjust:
+            pace = adjustment.adjusted(pace, fed.sizes, self.growth, self.capped)
+        return State(pace, Clusters.one(replies.average(), fed))
+
+    def _ready(self, number: int, pace: Pace) -> bool:
+        if self.stop == "round":
+            return number >= self.cluster_round
+        return adjustment.rises(pace) or number >= self.last_round
+
+    def _complete(self, fed: Federation, state: State) -> Clusters:
+        """The clusters with those in one that came late, or were away when the others were clustered."""
+        assert state.origin is not None
+        assert state.heads is not None
+        late = state.clusters.missing(fed)
+        if not len(late):
+            return state.clusters
+        try:
+            replies = self._train(fed, late, state.origin, self._first_epochs(late))
+        except NoAnswerError:  # they are asked again in the next round
+            return state.clusters
+        away = torch.cdist(replies.model.part("head").double(), state.heads.double())
+        return state.clusters.joined(fed, replies.clients, away.argmin(dim=1).cpu())
+
+    def _first_epochs(self, clients: np.ndarray) -> Tensor:
+        return torch.full((len(clients),), self.epochs, dtype=torch.float64)
+
+    def _train(self, fed: Federation, clients: np.ndarray, start: Models, epochs: Tensor) -> Replies:
+        """Let clients train from one model, or from one each [client], for so many epochs [client]."""
+        shared, each = ({}, {"start": start}) if start.shape else ({"start": start}, {})
+        return fed.run(train_for, clients, shared=shared, each={**each, "epochs": epochs}, local=self.local)
+
+    def serve(self, fed: Federation, state: State) -> Served:
+        """The model of each client's cluster; one that has none yet gets the model from before there were clusters."""
+        return state.clusters.serve(fed, otherwise=state.origin)

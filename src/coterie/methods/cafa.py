@@ -1,0 +1,200 @@
+"""CAFA: clients count by how many others have data like theirs, and by how well their models do with everybody else.
+
+Zhang, Wang, Li, Cardiff and Ranaweera, "Optimizing federated learning on non-IID data with clustering and model
+sharing", EuCNC 2025. Two stages weigh the clients of one global model. CBCC clusters them once by their labels: who is
+in a large cluster counts for more. ABFA lets the selected clients of a round share their models: each tests all of them
+on its validation data, and who is right more often counts for more.
+
+| symbol | here |
+|---|---|
+| v_i | `State.counts` over their sum: the shares of classes (Eqs. 1 and 2) |
+| k, C_j | the clusters of k-means, k by the silhouette or `clusters` (Eqs. 3 to 6): `State.labels` |
+| C_IID | the largest cluster: `State.iid` (Eq. 7); it is reported, and enters no weight |
+| w^K, w^A | the share of a client's cluster (Eq. 8), its model's share of accuracy (Eqs. 9 and 10) |
+| S_j | a client's validation samples |
+
+**Sends** a label histogram up, once, and in a round of m clients m models down, m up and m (m - 1) between them.
+**A client gives away** its label histogram to the server, and its model to every other client of the round.
+
+Where the paper is open:
+- Section III-B tests a model on the other clients; Algorithm 1 and the authors' code include its own. So do we.
+- Every member of a cluster gets the whole cluster's share (Eq. 8), so clusters count by the square of their size.
+  Eq. 11 sums over all clients; only the selected ones have a model. Numbers of samples count nowhere.
+- Where no model is ever right, all have the same accuracy weight; clients that have no validation samples do not judge.
+- Clients that come late are asked for their histogram, and all are clustered again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from coterie import evidence, grouping, mixing, sampling, serving
+from coterie.clients import Clients
+from coterie.errors import NoAnswerError, SettingsError
+from coterie.federation import Federation, Replies
+from coterie.grouping import Grouping
+from coterie.letters import Letter
+from coterie.method import Method, method
+from coterie.programs import Outputs, evaluate, label_histogram, program, train
+from coterie.serving import Served
+from coterie.training import LocalTraining
+from coterie.weights import Models
+from coterie.wire import state
+
+__all__ = ["CAFA"]
+
+
+@state
+class State:
+    """The global model, and what CBCC knows of clients, by their positions."""
+
+    model: Models
+    counts: Tensor
+    """How often each client has each label, [client, class]; all 0 for those not asked yet."""
+    labels: Tensor
+    """Each client's cluster, [client]; -1 for those that are in none yet."""
+    iid: Tensor
+    """Whether a client is in the largest cluster, which passes for IID, [client]."""
+
+
+@method("cafa")
+class CAFA(Method):
+    """One model, clients weighted by label clusters and by accuracy on each other's data. (Zhang et al., EuCNC 2025)"""
+
+    stages: Literal["both", "cbcc", "abfa"] = "both"
+    """What weighs clients: their cluster (`cbcc`), their model's accuracy (`abfa`), or both, which is CAFA."""
+
+    clusters: int | None = None
+    """How many clusters there are; by default the silhouette decides. The authors' code has 6."""
+
+    sharing: Literal["peer", "server"] = "peer"
+    """How models get from client to client: as letters, as in the paper, or from the server, which has them anyway.
+    That saves the way up, and in a simulation of m clients the memory of m x m models. The result is the same."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clusters is not None and self.clusters < 1:
+            raise SettingsError(f"clusters={self.clusters}: at least 1")
+
+    def begin(self, fed: Federation) -> State:
+        """A fresh model; nobody has been asked for labels."""
+        clients = len(fed.names)
+        none = torch.zeros(clients, fed.net.classes, dtype=torch.int64)
+        return State(fed.new_model(), none, torch.full((clients,), -1), torch.zeros(clients, dtype=torch.bool))
+
+    def round(self, fed: Federation, state: State) -> State:
+        """Cluster whoever is new, let the cohort train and judge each other's models, and mix them."""
+        if self.stages != "abfa":
+            state = self._classified(fed, state)
+        replies = self._trained(fed, state, self._cohort(fed, state))
+        weights = mixing.cafa_weights(self._cluster_sizes(state, replies), *self._judged(fed, replies))
+        return replace(state, model=(weights @ replies.model)[0])  # Eq. 11
+
+    def _classified(self, fed: Federation, state: State) -> State:
+        """CBCC: everybody's cluster, anew if somebody is new (Section III-A)."""
+        more = len(fed.names) - len(state.counts)
+        counts = F.pad(state.counts, (0, 0, 0, more)).clone()
+        labels, iid = F.pad(state.labels, (0, more), value=-1).clone(), F.pad(state.iid, (0, more)).clone()
+        new = fed.clients[(labels[fed.clients] < 0).numpy()]
+        unchanged = State(state.model, counts, labels, iid)
+        if not len(new):
+            return unchanged
+        try:
+            replies = fed.run(label_histogram, new)
+        except NoAnswerError:  # they are asked again in the next round
+            return unchanged
+        counts[replies.clients] = replies.label_histogram.cpu()
+        known = counts.sum(dim=1) > 0
+        shares = evidence.label_shares(counts[known])
+        found = self._clusters(shares, fed.seed)
+        labels[known] = torch.from_numpy(found.labels)
+        iid[known] = torch.from_numpy(grouping.largest_group(found.labels, shares).matrix[0])
+        return State(state.model, counts, labels, iid)
+
+    def _clusters(self, shares: np.ndarray, seed: int) -> Grouping:
+        if self.clusters is None:
+            return grouping.kmeans_silhouette(shares, seed=seed)
+        return grouping.kmeans(shares, self.clusters, seed=seed)
+
+    def _cohort(self, fed: Federation, state: State) -> np.ndarray:
+        """A share of the clients that are there and, where clusters count, in one."""
+        present = fed.clients
+        if self.stages != "abfa":
+            present = present[(state.labels[present] >= 0).numpy()]
+        count = sampling.cohort_size(self.participation, len(present))
+        return sampling.uniform(present, count, fed.generator("sample"))
+
+    def _trained(self, fed: Federation, state: State, cohort: np.ndarray) -> Replies:
+        if self.stages == "cbcc" or self.sharing == "server":
+            return fed.run(train, cohort, shared=state.model, local=self.local)
+        peers = [fed.names[client] for client in cohort]
+        return fed.run(train_and_share, cohort, shared=state.model, local=self.local, peers=peers)
+
+    def _cluster_sizes(self, state: State, replies: Replies) -> Tensor:
+        """The size of the cluster of each client that answered, [client]; 1 for all where clusters do not count."""
+        if self.stages == "abfa":
+            return torch.ones(len(replies))
+        return torch.bincount(state.labels[state.labels >= 0])[state.labels[replies.clients]]
+
+    def _judged(self, fed: Federation, replies: Replies) -> tuple[Tensor, Tensor]:
+        """ABFA: how every model does with every client [model, client], and the clients' validation samples [client].
+
+        Who has dropped out since it trained judges nobody.
+        """
+        count = len(replies)
+        if self.stages == "cbcc" or count == 1:
+            return torch.ones(count, count), torch.ones(count)
+        if self.sharing == "server":
+            judges = fed.run(evaluate, replies.clients, shared=replies.model, on="validation")
+        else:
+            senders = [fed.names[client] for client in replies.clients]
+            judges = fed.run(judge, replies.clients, letters=replies.letters, senders=senders)
+        rows = np.searchsorted(replies.clients, judges.clients)
+        accuracy = torch.zeros(count, count, dtype=torch.float64)
+        accuracy[:, rows] = judges.accuracy.cpu().T
+        if self.sharing == "peer":
+            accuracy[rows, rows] = replies.accuracy.cpu()[rows]
+        samples = torch.zeros(count, dtype=torch.int64)
+        samples[rows] = judges.evaluated.cpu()
+        return accuracy, samples
+
+    def serve(self, fed: Federation, state: State) -> Served:
+        """The one model."""
+        return serving.one(state.model, len(fed.names))
+
+
+@program(letters=True)
+def train_and_share(clients: Clients, start: Models, local: LocalTraining, peers: Sequence[str]) -> Outputs:
+    """Train, test the model on one's own validation data, and write it to every other client of the round."""
+    models = clients.train(start, local).models
+    for row, name in enumerate(clients.names):
+        for peer in peers:
+            if peer != name:
+                clients.write(row, peer, "model", parameters=models.parameters[row], buffers=models.buffers[row])
+    return {"model": models, "accuracy": clients.evaluate(models, "validation").accuracy.nan_to_num(0)}
+
+
+@program
+def judge(clients: Clients, senders: Sequence[str]) -> Outputs:
+    """The accuracy of the models that these clients have written, [client, sender], on one's own validation data.
+
+    Nobody writes to itself: its own place stays 0.
+    """
+    place = {name: number for number, name in enumerate(senders)}
+    letters = [clients.letters(row, "model") for row in range(len(clients))]
+    models = Models.stack([Models.stack([_model(clients, letter) for letter in received]) for received in letters])
+    judged = clients.evaluate(models, "validation")
+    accuracy = torch.zeros(len(clients), len(senders), dtype=torch.float64)
+    for row, received in enumerate(letters):
+        accuracy[row, [place[letter.sender] for letter in received]] = judged.accuracy[row].nan_to_num(0).cpu()
+    return {"accuracy": accuracy, "evaluated": judged.samples}
+
+
+def _model(clients: Clients, letter: Letter) -> Models:
+    device = clients.net.device
+    return Models(clients.net, letter.content["parameters"].to(device), letter.content["buffers"].to(device))

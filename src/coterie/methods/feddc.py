@@ -1,0 +1,99 @@
+"""FedDC: FedDyn's regulariser and SCAFFOLD's correction together, so that local drift is decoupled and undone.
+
+Gao, Fu, Li, Chen, Xu and Xu, "FedDC: federated learning with non-IID data via local drift decoupling and correction",
+CVPR 2022.
+
+| symbol | here |
+|---|---|
+| w, theta_i | the global model, a client's model |
+| h_i | a client's drift, as in FedDyn; it never leaves it |
+| G, G_i | control variates, the server's and a client's, as in SCAFFOLD |
+| K, eta | a client's steps in the round and its rate |
+
+A client lowers L_i + alpha/2 |theta + h_i - w|^2 + <theta, G - G_i>, then h_i grows by theta_i - w. The server takes
+the mean of the cohort's models plus the mean drift of all clients: without the control variates this is FedDyn, step by
+step. Two models travel each way, as in SCAFFOLD, whose server learns as much.
+"""
+
+from coterie import steps
+from coterie.clients import Clients
+from coterie.errors import SettingsError
+from coterie.federation import Federation
+from coterie.method import method
+from coterie.methods.feddyn import FedDyn
+from coterie.methods.feddyn import State as DynamicState
+from coterie.programs import Outputs, program
+from coterie.training import LocalTraining
+from coterie.weights import Changes, Models
+from coterie.wire import state
+
+__all__ = ["FedDC"]
+
+
+@state
+class State(DynamicState):
+    """As FedDyn's, and the server's control variate G."""
+
+    control: Changes
+
+
+@method("feddc")
+class FedDC(FedDyn):
+    """FedDyn's drift and SCAFFOLD's control variates, both kept by the clients. (Gao et al., CVPR 2022)"""
+
+    correction: bool = True
+    """Whether clients use control variates; without them it is FedDyn to the last bit."""
+
+    compat: bool = False
+    """Repeat an error of the authors' code, which their tables were made with: control variates are divided by the
+    steps of a client of average size and by the rate of the first round, whatever the client's own steps and the
+    schedule are. Its weights by size, which are 1 for equal clients, are not repeated."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.optimizer != "sgd":
+            raise SettingsError(f"optimizer={self.optimizer}: control variates are made for sgd")
+
+    def begin(self, fed: Federation) -> State:
+        """A fresh model, no drift and no correction yet."""
+        model = fed.new_model()
+        return State(model, model, model.zeros(), len(fed.clients), model.zeros())
+
+    def round(self, fed: Federation, state: State) -> State:  # type: ignore[override]
+        """As FedDyn's, and the control variates move too."""
+        cohort = fed.sample(self.participation)
+        inputs = {"start": state.model} | ({"control": state.control} if self.correction else {})
+        length = self._average_length(fed) if self.compat else None
+        replies = fed.run(corrected_training, cohort, shared=inputs, local=self.local, alpha=self.alpha, length=length)
+        clients, control = max(state.clients, len(fed.clients)), state.control
+        if self.correction:
+            control = steps.mean_over_all(control, state.clients, replies.control_change, clients)
+        moved = self.step(state, replies, clients)
+        return State(moved.model, moved.mean, moved.drift, clients, control)
+
+    def _average_length(self, fed: Federation) -> float:
+        """K eta of a client of average size in the first round."""
+        return self.steps_for(round(float(fed.sizes.double().mean()))) * self.rate
+
+
+@program
+def corrected_training(
+    clients: Clients,
+    start: Models,
+    local: LocalTraining,
+    alpha: float,
+    control: Changes | None = None,
+    length: float | None = None,
+) -> Outputs:
+    """Train with drift and control variate; `length` stands for K eta if it is not to be the client's own."""
+    drift = clients.state("drift", otherwise=start.zeros())
+    own = clients.state("control", otherwise=start.zeros())
+    correction = start.zeros() if control is None else control - own
+    trained = clients.train(start, local, pull=alpha, push=drift * alpha + correction)
+    clients.keep(drift=drift + (trained.models - start))
+    if control is None:
+        return {"model": trained.models}
+    gradients = steps.weight_of_steps(trained.steps, local.momentum) * local.rate
+    new = steps.control_variate(own, control, start, trained.models, gradients if length is None else length)
+    clients.keep(control=new)
+    return {"model": trained.models, "control_change": new - own}

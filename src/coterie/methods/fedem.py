@@ -1,0 +1,84 @@
+"""FedEM: the server keeps a few component models; every client mixes their predictions in its own proportions.
+
+Marfoq, Neglia, Bellet, Kameni and Vidal, "Federated multi-task learning under a mixture of distributions", NeurIPS
+2021, Algorithm 1.
+
+| symbol | here |
+|---|---|
+| M, theta_m | `components`, the server's models |
+| pi_t | `shares`: a client's weight of each component, which never leaves it |
+| q_t(z_i = m) | how likely sample i comes from component m: the sample's weight in that component's training |
+
+All components travel both ways, so it costs M times what FedAvg costs. The server learns every client's trained
+components, and no shares; what a component was trained on most can be guessed from how far it moved.
+
+Components must start from different seeds: equal ones would stay equal. The E step sees all training samples as they
+are, without augmentation. The mean is over the clients that took part: the authors' code takes it over all of them, and
+so dilutes it with old models when clients are sampled. A client that has not taken part yet finds its shares by EM with
+the components as they are.
+"""
+
+import torch
+
+from coterie import mixing, serving
+from coterie.clients import Clients
+from coterie.errors import SettingsError
+from coterie.federation import Federation
+from coterie.method import Method, method
+from coterie.programs import Outputs, program
+from coterie.serving import Served
+from coterie.training import LocalTraining
+from coterie.weights import Models
+from coterie.wire import state
+
+__all__ = ["FedEM"]
+
+
+@state
+class State:
+    """The components, [component]."""
+
+    models: Models
+
+
+@method("fedem")
+class FedEM(Method):
+    """Every client mixes a few shared models in its own proportions. (Marfoq et al., NeurIPS 2021)"""
+
+    components: int = 3
+    """M: how many models the server keeps; 3 in the paper."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.components < 1:
+            raise SettingsError(f"components={self.components}: at least 1")
+
+    def begin(self, fed: Federation) -> State:
+        """Components from different seeds."""
+        return State(fed.new_models(self.components))
+
+    def round(self, fed: Federation, state: State) -> State:
+        """Send all components out; each moves to the mean of what the cohort has made of it."""
+        cohort = fed.sample(self.participation)
+        replies = fed.run(train_components, cohort, shared=state.models, local=self.local)
+        weights = mixing.by_samples(replies.samples)
+        return State(Models.cat([weights @ replies.model[:, component] for component in range(self.components)]))
+
+    def serve(self, fed: Federation, state: State) -> Served:
+        """The components, mixed by the shares that each client keeps."""
+        return serving.mixture(state.models, "shares")
+
+
+@program
+def train_components(clients: Clients, models: Models, local: LocalTraining) -> Outputs:
+    """FedEM's client: an E step, new shares, and every component trained on samples weighted by responsibility."""
+    even = torch.full(models.shape, 1 / models.shape[1], dtype=torch.float64, device=models.parameters.device)
+    shares = clients.state("shares", otherwise=even)
+    likely = mixing.responsibilities(clients.losses(models), shares)  # [client, component, sample]
+    clients.keep(shares=likely.nanmean(dim=2))
+    weights = likely.to(models.parameters.dtype).nan_to_num(0)
+    trained = [
+        clients.train(models[:, component], local, sample_weights=weights[:, component]).models
+        for component in range(models.shape[1])
+    ]
+    return {"model": Models.stack(trained, axis=1)}

@@ -1,0 +1,98 @@
+"""FedFa: clients that do badly or come often count for more, with momentum on both sides.
+
+Huang, Li, Wang, Du and Zhang, "Fairness and accuracy in federated learning", 2020 (arXiv 2012.10069).
+
+| symbol | here |
+|---|---|
+| Acc_i | a client's accuracy on its training data with the model that it was sent |
+| f_i | how often the client has taken part, this round included; it keeps the count |
+| p_i | its weight: (1 - beta) of it from accuracy, beta from frequency (`mixing.by_information`) |
+| gamma, m | momentum, of the clients' steps and of the server; the server's running mean of the changes |
+| eta | how far the server goes along m |
+
+Clients send their model, an accuracy and a count; the server learns how well the global model fits each of them. The
+new model is the weighted mean plus eta m. The public implementation (FLGo) subtracts eta m, which takes back part of
+every change: `compat` repeats that. An accuracy of zero has no logarithm: it is taken for 1e-6 of the sum. Where all
+are zero, all count alike.
+"""
+
+import torch
+
+from coterie import mixing, serving, steps
+from coterie.clients import Clients
+from coterie.errors import SettingsError
+from coterie.federation import Federation
+from coterie.method import Method, method
+from coterie.programs import Outputs, program
+from coterie.serving import Served
+from coterie.training import LocalTraining
+from coterie.weights import Changes, Models
+from coterie.wire import state
+
+__all__ = ["FedFa"]
+
+
+@state
+class State:
+    """The global model, and the running mean of its changes."""
+
+    model: Models
+    velocity: Changes
+
+
+@method("fedfa")
+class FedFa(Method):
+    """Weights by training accuracy and participation, and momentum on both sides. (Huang et al., arXiv 2020)"""
+
+    momentum: float = 0.9
+    """gamma of the clients: momentum of SGD. Starts from zero in every round. 0.9 in the public implementation."""
+
+    beta: float = 0.5
+    """The part of a client's weight that comes from how often it took part; the rest comes from its accuracy."""
+
+    server_momentum: float = 0.9
+    """gamma of the server: how much of the running mean of changes is kept."""
+
+    server_rate: float | None = None
+    """eta: how far the server goes along that mean, beyond the clients' mean; by default the clients' `rate`."""
+
+    compat: bool = False
+    """Subtract the server's momentum instead of adding it, as the public implementation does that CFIC's table was
+    most likely made with. It slows every round down."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.beta <= 1:
+            raise SettingsError(f"beta={self.beta}: a share, in [0, 1]")
+        if not 0 <= self.server_momentum < 1:
+            raise SettingsError(f"server_momentum={self.server_momentum}: in [0, 1)")
+        if self.server_rate is not None and self.server_rate < 0:
+            raise SettingsError(f"server_rate={self.server_rate}: 0 or more")
+
+    def begin(self, fed: Federation) -> State:
+        """A fresh model at rest."""
+        model = fed.new_model()
+        return State(model, model.zeros())
+
+    def round(self, fed: Federation, state: State) -> State:
+        """Weigh the cohort's models by what the clients say of themselves; then go on along the momentum."""
+        cohort = fed.sample(self.participation)
+        replies = fed.run(train_and_tell, cohort, shared=state.model, local=self.local)
+        weights = mixing.by_information(replies.accuracy, replies.frequency, self.beta)
+        rate = self.rate if self.server_rate is None else self.server_rate
+        mixed = weights @ replies.model
+        sign = -1 if self.compat else 1
+        return State(*steps.beyond(state.model, mixed, state.velocity, sign * rate, self.server_momentum))
+
+    def serve(self, fed: Federation, state: State) -> Served:
+        """The one model."""
+        return serving.one(state.model, len(fed.names))
+
+
+@program
+def train_and_tell(clients: Clients, start: Models, local: LocalTraining) -> Outputs:
+    """Train, and say how well the start did and how often the client has taken part."""
+    accuracy = clients.evaluate(start, on="train").accuracy
+    frequency = clients.state("frequency", otherwise=torch.zeros(len(clients), dtype=torch.int64)) + 1
+    clients.keep(frequency=frequency)
+    return {"model": clients.train(start, local).models, "accuracy": accuracy, "frequency": frequency}

@@ -1,0 +1,151 @@
+"""FL+HC: some rounds of FedAvg, then clients are clustered once by their updates, and every cluster goes on alone.
+
+Briggs, Fan and Andras, "Federated learning with hierarchical clustering of local updates to improve training on
+non-IID data", IJCNN 2020, Algorithm 1.
+
+| symbol | here |
+|---|---|
+| n_1, w | `cluster_round` - 1 rounds of FedAvg, and their model |
+| Delta w_k | what a client's training makes of w in the round of clustering, in which all take part |
+| P = (distance, linkage, T) | `distance`, `linkage`, `threshold` |
+
+A model travels each way; the round of clustering asks all clients. The server learns a client's trained model, and from
+its update which clients are alike.
+
+Distances depend on net, data and rates, so that the threshold is in units of their median unless `relative` is off.
+Updates are compared, not models: for the cosine that is not the same. Clusters begin with their members' mean. A client
+that was away, or comes later, trains from w, which the server keeps, and joins the cluster with the nearest mean
+update; the paper has none. With `adjust`, AutoCFL's adjustment precedes the clustering (Gong et al., Section 5.3).
+"""
+
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from coterie import adjustment, evidence, grouping
+from coterie.adjustment import Pace, train_for
+from coterie.clusters import Clusters
+from coterie.errors import SettingsError
+from coterie.federation import Federation, Replies
+from coterie.method import Method, method
+from coterie.programs import train
+from coterie.serving import Served
+from coterie.weights import Changes, Models
+from coterie.wire import state
+
+__all__ = ["FLHC"]
+
+
+@state
+class State:
+    """The clusters; once they are found, also where clients trained from then, and where they went."""
+
+    clusters: Clusters
+    """One of all clients at first."""
+    origin: Models | None = None
+    """w: the model from which the updates were made that clients are clustered by."""
+    updates: Changes | None = None
+    """Each cluster's mean update then, [cluster]."""
+    pace: Pace | None = None
+    """How long each client trains, where that is adjusted."""
+
+
+@method("fl-hc")
+class FLHC(Method):
+    """FedAvg, then clusters by linkage of updates, each on its own. (Briggs et al., IJCNN 2020)"""
+
+    cluster_round: int = 5
+    """The round in which all clients train and are clustered (5 in AutoCFL's comparison)."""
+
+    threshold: float = 0.9
+    """T: clusters farther apart than this stay apart. 0 leaves every client alone, a large one is FedAvg."""
+
+    clusters: int | None = None
+    """How many clusters to make, instead of a threshold."""
+
+    relative: bool = True
+    """Whether the threshold is in units of the median distance between clients."""
+
+    distance: Literal["l1", "l2", "cosine"] = "l2"
+    """How far apart two updates are: Manhattan, Euclidean or cosine."""
+
+    linkage: Literal["single", "complete", "average", "ward"] = "complete"
+    """How far apart two clusters are: their nearest members, their farthest, the mean, or the growth of variance."""
+
+    weighting: Literal["samples", "uniform"] = "samples"
+    """Clients count by their number of samples, or all the same."""
+
+    adjust: bool = False
+    """Give clients that lag behind more epochs before clustering, as AutoCFL does."""
+
+    growth: float = 0.5
+    """alpha of that adjustment: how fast epochs grow."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cluster_round < 1:
+            raise SettingsError(f"cluster_round={self.cluster_round}: at least 1")
+        if self.threshold < 0:
+            raise SettingsError(f"threshold={self.threshold}: 0 or more")
+        if self.clusters is not None and self.clusters < 1:
+            raise SettingsError(f"clusters={self.clusters}: at least 1")
+        if self.linkage == "ward" and self.distance != "l2":
+            raise SettingsError(f"distance={self.distance}: the linkage ward is made for l2")
+        if self.growth < 0:
+            raise SettingsError(f"growth={self.growth}: 0 or more")
+        if self.adjust and self.steps is not None:
+            raise SettingsError(f"steps={self.steps}: it is epochs that are adjusted; set epochs instead")
+
+    def begin(self, fed: Federation) -> State:
+        """All clients in one cluster, with a fresh model."""
+        pace = adjustment.begin(len(fed.names), self.epochs) if self.adjust else None
+        return State(Clusters.one(fed.new_model(), fed), pace=pace)
+
+    def round(self, fed: Federation, state: State) -> State:
+        """FedAvg inside every cluster; in one round, clustering."""
+        if state.pace is not None:
+            state = replace(state, pace=adjustment.grown(state.pace, len(fed.names), self.epochs))
+        if state.origin is None and fed.round >= self.cluster_round:
+            return self._clustered(fed, state)
+        clusters = state.clusters
+        if state.origin is None:
+            clusters = clusters.joined(fed, clusters.missing(fed), 0)
+        cohort = np.union1d(clusters.sample(fed, self.participation), clusters.missing(fed))
+        replies = self._train(fed, state, cohort, clusters.start(fed, cohort, otherwise=state.origin))
+        pace = state.pace
+        if pace is not None and state.origin is None:
+            pace = adjustment.observed(pace, replies.clients, replies.loss)
+            pace = adjustment.adjusted(pace, fed.sizes, self.growth)
+        clusters = clusters.averaged(fed, replies, self.weighting)
+        return replace(state, clusters=self._joined(fed, state, clusters, replies), pace=pace)
+
+    def _train(self, fed: Federation, state: State, clients: np.ndarray, start: Models) -> Replies:
+        """Let clients train from one model, or from one each [client], for their own epochs if these are adjusted."""
+        shared, each = ({}, {"start": start}) if start.shape else ({"start": start}, {})
+        if state.pace is None:
+            return fed.run(train, clients, shared=shared, each=each, local=self.local)
+        epochs = state.pace.epochs[clients]
+        return fed.run(train_for, clients, shared=shared, each={**each, "epochs": epochs}, local=self.local)
+
+    def _clustered(self, fed: Federation, state: State) -> State:
+        """All clients train from one model, and are grouped by how they have changed it."""
+        origin = state.clusters.models[0]
+        replies = self._train(fed, state, fed.clients, origin)
+        distance = evidence.update_distance(replies.model - origin.expand(len(replies)), self.distance)
+        cut = {"groups": self.clusters} if self.clusters else {"threshold": self.threshold, "relative": self.relative}
+        clusters = Clusters.found(fed, replies, grouping.linkage(distance, method=self.linkage, **cut), self.weighting)
+        return State(clusters, origin, clusters.models - origin.expand(len(clusters.models)), state.pace)
+
+    def _joined(self, fed: Federation, state: State, clusters: Clusters, replies: Replies) -> Clusters:
+        """The clusters with those that trained from w because they were in none."""
+        late = (clusters.of(fed)[replies.clients] < 0).nonzero()[:, 0]
+        if not len(late) or state.origin is None or state.updates is None:
+            return clusters
+        updates = replies.model[late.to(replies.model.parameters.device)] - state.origin.expand(len(late))
+        away = evidence.update_distance(Changes.cat([updates, state.updates]), self.distance)
+        return clusters.joined(fed, replies.clients[late], away[: len(late), len(late) :].argmin(axis=1))
+
+    def serve(self, fed: Federation, state: State) -> Served:
+        """The model of each client's cluster; one that has none yet gets the model from before there were clusters."""
+        return state.clusters.serve(fed, otherwise=state.origin)

@@ -1,0 +1,186 @@
+"""FLIS: clients belong together if their models predict alike on samples that the server holds.
+
+Morafah, Vahidian, Wang and Lin, "FLIS: clustered federated learning via inference similarity for non-IID data
+distribution", IEEE Open Journal of the Computer Society 2023 (first arXiv 2208.09754, 2022). FLIS (DC) is Algorithm 1
+with Algorithm 2, FLIS (HC) is Algorithm 3; the similarity is that of Section 2.2.
+
+| symbol | here |
+|---|---|
+| D^server | `fed.server`: training samples that no client has (`server_samples`; the paper holds 2500) |
+| B_k | what client k's model predicts for them, hard (one-hot) or soft |
+| A_ij | `evidence.inference_similarity`: for hard predictions the share of samples on which i and j agree |
+| beta | `threshold` |
+| T_t, theta_g,j | the clusters of a round and their models |
+
+What is sent: DC sends all cluster models to every client of the cohort, HC a client's own; one model comes back. Before
+its first round HC lets every client train once from the initial model to be compared, which is charged. A client gives
+away its trained model, and through it what that predicts for the server's samples: above all, which labels it knows.
+
+Where we differ: A_ij has the inner product as its numerator, as in the authors' code. The printed norm of the
+elementwise product would give a model a similarity of 1/sqrt(2500) with itself, below every threshold. A client picks
+its cluster by its loss on validation data; Algorithm 1 uses its test data, and in the code the server's samples are
+test images: `compat` does so, and tables then say it. Equality passes the threshold, and a client is always in its own
+cluster. HC cuts an average-linkage tree of 1 - A at 1 - beta, where the code uses overlapping neighbourhoods; a cluster
+from which nobody takes part keeps its model. Clients that come later choose the cluster that fits their data best.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from coterie import evidence, grouping, mixing, serving
+from coterie.clients import Clients
+from coterie.errors import SettingsError
+from coterie.federation import Federation
+from coterie.method import Method, method
+from coterie.programs import Outputs, choose, program, train
+from coterie.serving import Served
+from coterie.training import LocalTraining
+from coterie.weights import Models
+from coterie.wire import state
+
+__all__ = ["FLISDC", "FLISHC"]
+
+
+@dataclass(frozen=True)
+class FLIS(Method):
+    """What both forms have in common."""
+
+    threshold: float = 0.5
+    """beta: how much two models must agree. The paper finds 0.5 best on Fashion-MNIST, 0.3 on CIFAR-10 and SVHN (Fig.
+    2). 0 is FedAvg of the cohort."""
+
+    predictions: Literal["hard", "soft"] = "hard"
+    """Models are compared by the labels they predict (as in the authors' code) or by probabilities."""
+
+    select_on: Literal["validation", "train"] = "validation"
+    """The data on which clients compare cluster models; a client without validation samples takes its training data."""
+
+    compat: bool = False
+    """Let clients choose on their own test data, as the paper does, and allow `server_from=test`. For reproduction."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.threshold <= 1:
+            raise SettingsError(f"threshold={self.threshold}: a share of agreement in [0, 1]; 0 is one cluster for all")
+
+    @property
+    def reads_test_data(self) -> bool:
+        """Under `compat`."""
+        return self.compat
+
+    @property
+    def server_samples(self) -> int:
+        """A hundred, with which small data can still do; the paper holds 2500."""
+        return 100
+
+    @property
+    def chosen_on(self) -> str:
+        """The data on which clients compare cluster models."""
+        return "test" if self.compat else self.select_on
+
+    def similarity(self, fed: Federation, models: Models) -> np.ndarray:
+        """A: how far models agree on the server's samples, [model, model]."""
+        outputs = fed.server.predict(models)
+        return evidence.inference_similarity(
+            outputs.argmax(dim=-1) if self.predictions == "hard" else outputs.softmax(dim=-1)
+        )
+
+
+@state
+class Clusters:
+    """The models of the newest clusters, [cluster]."""
+
+    models: Models
+
+
+@method("flis-dc")
+class FLISDC(FLIS):
+    """Overlapping clusters of clients whose models predict alike, new in every round. (Morafah et al., OJCS 2023)"""
+
+    merge: bool = True
+    """Send clusters with the same members as one. Without, there is one per participant, as in the paper: the same
+    result for more traffic."""
+
+    def begin(self, fed: Federation) -> Clusters:
+        """One fresh model, if the server has something to compare models on."""
+        _ = fed.server
+        return Clusters(fed.new_model().expand(1))
+
+    def round(self, fed: Federation, state: Clusters) -> Clusters:
+        """Let the cohort train the clusters they choose, and form new ones around each of them."""
+        cohort = fed.sample(self.participation)
+        replies = fed.run(choose_and_train, cohort, shared=state.models, local=self.local, on=self.chosen_on)
+        groups = grouping.neighbourhoods(self.similarity(fed, replies.model), self.threshold)
+        groups = groups.distinct() if self.merge else groups
+        return Clusters(mixing.by_samples(replies.samples, groups) @ replies.model)
+
+    def serve(self, fed: Federation, state: Clusters) -> Served:
+        """To each client the cluster that fits its data best, whether it took part or not."""
+        return serving.best_fit(state.models, on=self.select_on)
+
+
+@state
+class FixedClusters:
+    """The models of all clusters, [cluster], and in which each client is, [client]; -1 before it is known."""
+
+    models: Models
+    labels: Tensor
+
+
+@method("flis-hc")
+class FLISHC(FLIS):
+    """Disjoint clusters of clients whose models predict alike, found once. (Morafah et al., OJCS 2023)"""
+
+    threshold: float = 0.75
+    """beta: how much the models of a cluster must agree, by the linkage. The paper gives none for HC; label pairs are
+    told apart from about 0.7 to 0.85 on. 0 is FedAvg."""
+
+    linkage: Literal["average", "complete", "single"] = "average"
+    """What agreement between clusters means: on average, of the least alike, or of the most alike clients."""
+
+    def begin(self, fed: Federation) -> FixedClusters:
+        """Let everybody train once from the initial model, and group them by what their models predict."""
+        _ = fed.server
+        model = fed.new_model()
+        replies = fed.run(train, shared=model, local=self.local)
+        distance = 1 - self.similarity(fed, replies.model)
+        groups = grouping.linkage(distance, threshold=1 - self.threshold, method=self.linkage)
+        labels = torch.full((len(fed.names),), -1)
+        labels[replies.clients] = torch.from_numpy(groups.labels)
+        return FixedClusters(model.expand(len(groups)), labels)
+
+    def round(self, fed: Federation, state: FixedClusters) -> FixedClusters:
+        """FedAvg inside every cluster, among those of the cohort."""
+        labels = self.placed(fed, state)
+        cohort = fed.sample(self.participation)
+        cohort = cohort[(labels[cohort] >= 0).numpy()]
+        if not len(cohort):
+            return FixedClusters(state.models, labels)
+        replies = fed.run(train, cohort, each=state.models[labels[cohort]], local=self.local)
+        return FixedClusters(replies.average(by=labels[replies.clients], otherwise=state.models), labels)
+
+    def placed(self, fed: Federation, state: FixedClusters) -> Tensor:
+        """The cluster of every client, after those that are new have chosen the best."""
+        labels = F.pad(state.labels, (0, len(fed.names) - len(state.labels)), value=-1)
+        new = fed.clients[(labels[fed.clients] < 0).numpy()]
+        if len(new) and fed.round > 1:  # before the first round is over all clusters have the same model
+            replies = fed.run(choose, new, shared=state.models, on=self.chosen_on)
+            labels[replies.clients] = replies.choice.cpu()
+        return labels
+
+    def serve(self, fed: Federation, state: FixedClusters) -> Served:
+        """To each client its cluster's model."""
+        return serving.each(state.models, state.labels.clamp(min=0))
+
+
+@program
+def choose_and_train(clients: Clients, models: Models, local: LocalTraining, on: str) -> Outputs:
+    """FLIS (DC)'s client: train the cluster model that fits best."""
+    choice = clients.best_fit(models, on)
+    start = models[torch.arange(len(clients), device=choice.device), choice]
+    return {"model": clients.train(start, local).models}

@@ -1,0 +1,121 @@
+"""Clusters by density: HDBSCAN of the cosines between clients' output layers, and FedAvg inside each cluster.
+
+The baseline "CM" that SLFed compares against (Section 6.1). The clustering is that of Campello, Moulavi and Sander,
+"Density-based clustering based on hierarchical density estimates", PAKDD 2013; McInnes, Healy and Astels, "hdbscan:
+hierarchical density based clustering", JOSS 2017.
+
+A model travels each way; a round of clustering asks all clients. The server learns a client's trained model, and from
+its last layer which clients are alike.
+
+The paper gives neither the round of clustering, nor the smallest cluster, nor what becomes of outliers. Here clients
+are clustered in round 5, by default once; clusters of 2 count (with the library's 5, the paper's 8 clusters of 50
+clients are hardly possible); all may be one cluster, as IID clients are; and an outlier is a cluster of its own. One
+that was away, or comes later, trains from the mean of all clients' models and joins the cluster whose mean output layer
+is at the smallest angle to its own.
+"""
+
+from typing import Literal
+
+import numpy as np
+
+from coterie import evidence, grouping
+from coterie.clusters import Clusters
+from coterie.errors import SettingsError
+from coterie.federation import Federation, Replies
+from coterie.grouping import Grouping
+from coterie.method import Method, method
+from coterie.programs import train
+from coterie.serving import Served
+from coterie.weights import Models
+from coterie.wire import state
+
+__all__ = ["HDBSCAN"]
+
+
+@state
+class State:
+    """The clusters, and what is for clients that are in none."""
+
+    clusters: Clusters
+    """One of all clients at first."""
+    model: Models
+    """The mean of all models that clients sent last."""
+    outliers: bool = False
+    """Whether the last cluster is of outliers, who get the mean of all."""
+
+
+@method("hdbscan")
+class HDBSCAN(Method):
+    """FedAvg inside clusters that HDBSCAN finds from output layers. (Campello et al., PAKDD 2013)"""
+
+    cluster_round: int = 5
+    """The round in which clients are clustered first; until then FedAvg."""
+
+    recluster_every: int = 0
+    """Rounds between clusterings after the first; 0 clusters once."""
+
+    min_size: int = 2
+    """The smallest cluster: fewer clients are outliers."""
+
+    single: bool = True
+    """Whether all may be one cluster."""
+
+    noise: Literal["alone", "nearest", "global"] = "alone"
+    """What becomes of an outlier: it stays alone, joins the nearest cluster, or trains and gets the mean of all."""
+
+    weighting: Literal["samples", "uniform"] = "samples"
+    """Clients count by their number of samples, or all the same."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cluster_round < 1:
+            raise SettingsError(f"cluster_round={self.cluster_round}: at least 1")
+        if self.recluster_every < 0:
+            raise SettingsError(f"recluster_every={self.recluster_every}: at least 1, or 0 to cluster once")
+        if self.min_size < 2:
+            raise SettingsError(f"min_size={self.min_size}: at least 2")
+
+    def begin(self, fed: Federation) -> State:
+        """All clients in one cluster, with a fresh model."""
+        model = fed.new_model()
+        return State(Clusters.one(model, fed), model)
+
+    def round(self, fed: Federation, state: State) -> State:
+        """FedAvg inside every cluster; where it is time, new clusters from what all clients send."""
+        clusters, outliers = state.clusters, state.outliers
+        if len(clusters.models) == 1:
+            clusters = clusters.joined(fed, clusters.missing(fed), 0)
+        since = fed.round - self.cluster_round
+        due = since == 0 or (since > 0 and self.recluster_every > 0 and since % self.recluster_every == 0)
+        cohort = fed.clients if due else np.union1d(clusters.sample(fed, self.participation), clusters.missing(fed))
+        replies = fed.run(train, cohort, each=clusters.start(fed, cohort, otherwise=state.model), local=self.local)
+        if due:
+            found, outliers = self._found(replies)
+            clusters = Clusters.found(fed, replies, found, self.weighting)
+        else:
+            clusters = _joined(fed, clusters.averaged(fed, replies, self.weighting), replies)
+        mean = replies.average(self.weighting)
+        if outliers:
+            clusters = Clusters(Models.cat([clusters.models[:-1], mean.expand(1)]), clusters.labels)
+        return State(clusters, mean, outliers)
+
+    def _found(self, replies: Replies) -> tuple[Grouping, bool]:
+        """Clusters by the angles between output layers, and whether the last one is of outliers."""
+        distance = 1 - evidence.update_cosine(replies.model.part("head"))
+        noise = "out" if self.noise == "global" else self.noise
+        labels = grouping.density(distance, self.min_size, self.single, noise).labels
+        return Grouping.of(np.where(labels < 0, labels.max() + 1, labels)), bool((labels < 0).any())
+
+    def serve(self, fed: Federation, state: State) -> Served:
+        """The model of each client's cluster; one that has none yet gets the mean of all."""
+        return state.clusters.serve(fed, otherwise=state.model)
+
+
+def _joined(fed: Federation, clusters: Clusters, replies: Replies) -> Clusters:
+    """The clusters with those that trained from the mean of all because they were in none."""
+    late = (clusters.of(fed)[replies.clients] < 0).nonzero()[:, 0]
+    if not len(late):
+        return clusters
+    sent = replies.model[late.to(replies.model.parameters.device)]
+    alike = evidence.update_cosine(Models.cat([sent, clusters.models]).part("head"))
+    return clusters.joined(fed, replies.clients[late], alike[: len(late), len(late) :].argmax(axis=1))

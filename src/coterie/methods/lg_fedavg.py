@@ -1,0 +1,78 @@
+"""LG-FedAvg: clients share the upper layers of their models and keep the lower ones.
+
+Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov and Morency, "Think locally, act globally: federated learning
+with local and global representations", 2020 (arXiv 2001.01523).
+
+A client puts the shared part that it was sent into the model that it keeps, trains all of it, keeps it, and sends the
+shared part back with its running statistics; the server takes the mean. Only that part travels, so the server never
+holds a model that could predict: of a client it learns how its data moves the shared layers, and no more. Differences
+from the authors' code: no training with FedAvg beforehand, means are weighted by samples and only clients that take
+part are sent the new part (so PACFL and FLIS), and no choice of every client's best round. The part is given by names
+of layers: counting tensors from the end, as public code does, can cut a layer in two, and counting layers from the
+front (FL-bench) shares the wrong ones.
+"""
+
+from typing import Literal
+
+from torch import Tensor
+
+from coterie import serving
+from coterie.clients import Clients
+from coterie.federation import Federation
+from coterie.method import Method, method
+from coterie.programs import Outputs, program
+from coterie.serving import Served
+from coterie.training import LocalTraining
+from coterie.wire import state
+
+__all__ = ["LGFedAvg"]
+
+
+@state
+class State:
+    """The part that is shared, packed with its running statistics."""
+
+    shared: Tensor
+
+
+@method("lg-fedavg")
+class LGFedAvg(Method):
+    """Clients share the upper layers and keep the lower ones to themselves. (Liang et al., arXiv 2020)"""
+
+    shares: str = "head"
+    """The part that is shared: `head` (the last layer), `top-2` (the last two, as FLIS does with LeNet), `body`, `all`,
+    `none`, or names of layers with commas between."""
+
+    weighting: Literal["samples", "uniform"] = "samples"
+    """Clients count by their number of samples, or all the same."""
+
+    refresh: bool = False
+    """Clients predict with the newest shared part in their model, which costs a download by all, instead of with the
+    model as they last trained it."""
+
+    def check(self, fed: Federation) -> None:
+        """The net must have the part."""
+        fed.net.part(self.shares)
+
+    def begin(self, fed: Federation) -> State:
+        """The shared part of a fresh model, which clients make themselves."""
+        return State(fed.new_model().packed(self.shares))
+
+    def round(self, fed: Federation, state: State) -> State:
+        """Send the shared part out, and take the mean of what comes back."""
+        cohort = fed.sample(self.participation)
+        replies = fed.run(train_around, cohort, shared=state.shared, local=self.local, part=self.shares)
+        return State(replies.weights(self.weighting).to(replies.shared_part) @ replies.shared_part)
+
+    def serve(self, fed: Federation, state: State) -> Served:
+        """Each client's own model."""
+        return serving.kept("model", self.shares, state.shared if self.refresh else None)
+
+
+@program
+def train_around(clients: Clients, shared_part: Tensor, local: LocalTraining, part: str) -> Outputs:
+    """Put the shared part into the client's own model, train and keep that, and give the part back."""
+    own = clients.state("model", otherwise=clients.initial()).patched(part, shared_part)
+    trained = clients.train(own, local).models
+    clients.keep(model=trained)
+    return {"shared_part": trained.packed(part)}

@@ -1,0 +1,569 @@
+"""The engine for real sites over a transport without a network: the same numbers as a simulation, and every fault."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+import coterie
+from coterie import Clients, program, wire
+from coterie.data import Split
+from coterie.deploy.server import Deployment, run_over
+from coterie.deploy.site import SiteSettings
+from coterie.engines.flower.engine import RoundLostError, Task, TooFewSitesError, Waiting
+from coterie.engines.simulation import Computing
+from coterie.errors import ProgramError, SettingsError
+from coterie.federation import Federation
+from coterie.sealing import Identity, write_peers
+from coterie.weights import Models
+
+NAMES = ("aachen", "bonn", "celle")
+LABELS = ("cat", "dog", "eel")
+FAST = {"timeout": 5.0, "patience": 0.0, "poll": 0.001}
+
+
+class Wires:
+    """A transport to sites in this process, with faults to order."""
+
+    def __init__(self, sites):
+        self.sites = dict(enumerate(sites, start=7))
+        self.waiting, self.count = {}, 0
+        self.away = set()
+        self.sent = []
+        self.twist = lambda node, number, answer: answer
+
+    def nodes(self):
+        return set(self.sites) - self.away
+
+    def send(self, messages):
+        names = {}
+        for node, parts in messages.items():
+            self.count += 1
+            self.sent.append(parts)
+            names[node] = str(self.count)
+            answer = None if node in self.away else self.sites[node].answer(parts)
+            answer = self.twist(node, self.count, answer)
+            if answer is not ...:
+                self.waiting[str(self.count)] = answer
+        return names
+
+    def receive(self, messages):
+        return {name: self.waiting.pop(name) for name in messages if name in self.waiting}
+
+
+class Gate:
+    """Does something after each round."""
+
+    def __init__(self, act):
+        self.act = act
+
+    def round_done(self, checkpoint, record, groups):
+        self.act(record["round"])
+
+    def run_done(self, checkpoint, result):
+        pass
+
+
+def everything(samples=40):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(samples * len(NAMES), 5)).astype(np.float32)
+    return coterie.Dataset(x, np.arange(len(x)) % 3, labels=LABELS)
+
+
+def parts(samples=40):
+    return [np.arange(samples * place, samples * (place + 1) - 7 * place) for place in range(len(NAMES))]
+
+
+@pytest.fixture
+def sites(tmp_path):
+    """Three sites with own files of data, letter identities and settings."""
+    return settled_at(tmp_path, everything(), NAMES, parts())
+
+
+def settled_at(tmp_path, data, names, indices):
+    """Sites with these samples each."""
+    identities = {name: Identity.create() for name in names}
+    write_peers(tmp_path / "peers.toml", {name: one.public for name, one in identities.items()})
+    made = []
+    for name, index in zip(names, indices, strict=True):
+        folder = tmp_path / name
+        folder.mkdir()
+        np.savez(folder / "data.npz", x=data.x[index], y=np.array(LABELS)[data.y[index]])
+        identities[name].write(folder / "identity.pem")
+        (folder / "site.toml").write_text(
+            f"""
+            format = 1
+            name = "{name}"
+            labels = ["cat", "dog", "eel"]
+            net = "mlp"
+            data = "data.npz"
+            state = "state"
+            shift = [0, 0, 0, 0, 0]
+            scale = [1, 1, 1, 1, 1]
+            allow = ["coterie.*", "test_flower.*", "tests.*"]
+            identity = "identity.pem"
+            peers = "../peers.toml"
+            [computing]
+            precision = "float64"
+            """
+        )
+        made.append(SiteSettings.read(folder / "site.toml"))
+    return made
+
+
+@pytest.fixture
+def wires(sites):
+    return Wires([site.open() for site in sites])
+
+
+def deployment(method, server=None, **waiting):
+    task = Task(LABELS, (5,), "mlp", (0.0,) * 5, (1.0,) * 5)
+    computing = Computing(precision="float64", device="cpu")
+    return Deployment(method, task, server=server, waiting=Waiting(**FAST | waiting), computing=computing)
+
+
+def simulated(**options):
+    split = Split(tuple(parts()), names=NAMES)
+    return coterie.simulate(everything(), split, "mlp", precision="float64", scaling="none", workers=0, **options)
+
+
+def unused():
+    """The samples that no site has."""
+    return np.setdiff1d(np.arange(40 * len(NAMES)), np.concatenate(parts()))
+
+
+def held():
+    """What the server holds: the samples that no site has."""
+    data = everything()
+    return coterie.Dataset(data.x[unused()], data.y[unused()], labels=LABELS)
+
+
+def same(one, other):
+    assert len(one) == len(other)
+    for mine, theirs in zip(one, other, strict=True):
+        assert set(mine) == set(theirs)
+        for key, value in mine.items():
+            if key == "bytes_peer":
+                assert value >= theirs[key]  # letters travel sealed, which makes each a little longer
+            elif not key.endswith("seconds"):
+                assert value == pytest.approx(theirs[key], abs=1e-9), key
+
+
+METHODS = {
+    "autocfl": {"cluster_round": 2},
+    "cafa": {"participation": 0.7},
+    "cfic": {"participation": 0.7},
+    "fedavg": {"server_momentum": 0.3},
+    "fedprox": {"mu": 0.1},
+    "scaffold": {"participation": 0.7},
+    "local": {},
+    "slfed": {"synthetic": 10, "gan_steps": 3},
+    "per-fedavg": {"order": "hessian-free"},
+    "fedem": {"components": 2, "participation": 0.7},
+    "ifca": {"clusters": 2, "init_retry": 1},
+    "fesem": {"clusters": 2, "participation": 0.7},
+    "cfl": {"warmup": 1, "mean_norm": 2.0, "client_norm": 0.0, "gamma": None},
+    "fl-hc": {"cluster_round": 2, "clusters": 2},
+    "hdbscan": {"cluster_round": 2, "noise": "global"},
+    "pacfl": {"clusters": 2, "vectors": 1},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_sites_give_what_a_simulation_gives(name, wires, tmp_path):
+    method = coterie.methods.make(name, rounds=3, batch=8, **METHODS[name])
+    real = run_over(deployment(method), wires, tmp_path / "run")
+    alone = method.fit(simulated())
+    same(real.rounds, alone.rounds)
+    same(real.clients, alone.clients)
+    stored = coterie.lab.StoredRun.read(tmp_path / "run")
+    assert stored.rounds == real.rounds
+    assert stored.summary["clients"] == 3
+
+
+def test_sites_mix_models_by_shares_that_the_server_relays(tmp_path, monkeypatch):
+    # Enough sites for contributors: three of SLFed's clients would each keep their own model.
+    names = tuple(f"site {place}" for place in range(8))
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(320, 5)).astype(np.float32)
+    data = coterie.Dataset(x, (x @ rng.normal(size=(5, 3))).argmax(1), labels=LABELS)
+    indices = np.array_split(np.arange(320), 8)
+    wires = Wires([site.open() for site in settled_at(tmp_path, data, names, indices)])
+    answers, private = [], []
+    wires.twist = lambda node, number, answer: answers.append(answer) or answer
+    write, keep = Clients.write, Clients.keep
+    monkeypatch.setattr(Clients, "write", lambda self, *a, **k: (private.extend(k.values()), write(self, *a, **k))[1])
+    monkeypatch.setattr(Clients, "keep", lambda self, **k: (private.extend(k.values()), keep(self, **k))[1])
+    method = coterie.SLFed(rounds=1, batch=8, synthetic=20, gan_steps=5)
+    real = run_over(deployment(method), wires, tmp_path / "run")
+    monkeypatch.undo()
+    split = Split(tuple(indices), names=names)
+    fed = coterie.simulate(data, split, "mlp", precision="float64", scaling="none", workers=0)
+    alone = method.fit(fed)
+    for mine, theirs in zip(real.clients, alone.clients, strict=True):
+        assert mine["accuracy"] == theirs["accuracy"]
+        assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-8)  # shares are rounded to a step of 2**-32
+        assert mine["steps"] == theirs["steps"]
+    sealed, plain = (result.summary["ledger"] for result in (real, alone))
+    assert sealed["up"] == plain["up"]
+    assert sealed["down"] == plain["down"]
+    assert sealed["peer"].keys() == plain["peer"].keys() == {"samples", "counts", "opinions", "request", "share", "sum"}
+    assert all(sealed["peer"][subject] >= size for subject, size in plain["peer"].items())
+    # Nothing that a client kept or wrote is to be found in what passed through the server.
+    passed = b"".join([*answers, *(part for message in wires.sent for part in message.values())])
+    tensors = [value.parameters if isinstance(value, Models) else value for value in private]
+    secrets = {tensor.contiguous().numpy().tobytes() for tensor in tensors if tensor.unique().numel() > 8}
+    assert len(secrets) > 100
+    assert not any(content[-64:] in passed for content in secrets)
+    assert names[0].encode() in passed
+
+
+BY_INFERENCE = {
+    "flis-dc": {"threshold": 0.6},
+    "flis-hc": {"threshold": 0.6},
+    "compose": {"evidence": "inference", "grouping": "linkage", "threshold": 0.6, "group_round": 2},
+}
+
+
+@pytest.mark.parametrize("name", BY_INFERENCE)
+def test_sites_are_compared_on_what_the_server_holds(name, wires, tmp_path):
+    method = coterie.methods.make(name, rounds=3, batch=8, rate=0.5, **BY_INFERENCE[name])
+    real = run_over(deployment(method, server="test_flower:held"), wires, tmp_path / "run")
+    alone = method.fit(simulated(server_samples=len(unused())))
+    same(real.rounds, alone.rounds)
+    same(real.clients, alone.clients)
+    assert real.rounds[-1]["groups"] > 1
+
+
+def test_no_site_lets_a_method_read_test_data(wires, tmp_path, monkeypatch):
+    leaky = coterie.FLISDC(rounds=1, compat=True)
+    with pytest.raises(SettingsError, match="flis-dc reads test data with these settings: no site allows that"):
+        deployment(leaky, server="test_flower:held")
+    monkeypatch.setattr(Deployment, "__post_init__", lambda self: None)
+    with pytest.raises(ProgramError, match="at a site it is for scoring only"):
+        run_over(deployment(leaky, server="test_flower:held"), wires, tmp_path / "run")
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_end(wires, sites, tmp_path):
+    method = coterie.Scaffold(rounds=4, batch=8, participation=0.7)
+    whole = run_over(deployment(method), wires, tmp_path / "whole")
+
+    def stop(number):
+        if number == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_over(deployment(method), wires, tmp_path / "run", [Gate(stop)])
+    # Another server process, and the sites' processes are new too.
+    again = run_over(deployment(method), Wires([site.open() for site in sites]), tmp_path / "run")
+    same(again.rounds, whole.rounds)
+    same(again.clients, whole.clients)
+    assert torch.equal(again.state.model.parameters, whole.state.model.parameters)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (lambda answer: None, "could not be reached"),
+        (lambda answer: ..., "did not answer within"),
+        (lambda answer: b"nonsense", "answers nonsense"),
+        (lambda answer: wire.dump([1, 2]), "answers nonsense"),
+        (lambda answer: wire.dump({"outputs": {"model": torch.ones(1, 3)}, "kept": False, "letters": []}), "wrongly"),
+        (lambda answer: wire.dump({"outputs": {"model": torch.ones(2, 3)}, "kept": False, "letters": []}), "nonsense"),
+        (lambda answer: wire.dump({"failed": "no memory"}), "failed: no memory"),
+        (lambda answer: spoiled(answer, float("nan")), "not finite"),
+        (lambda answer: spoiled(answer, float("inf")), "not finite"),
+    ],
+)
+def test_a_fault_costs_the_site_its_contribution_in_that_round_and_nothing_else(
+    fault, message, wires, tmp_path, caplog
+):
+    def twist(node, number, answer):
+        # Three greetings, three answers in round 1, three scores; number 10 is the first site in round 2.
+        return fault(answer) if number == 10 else answer
+
+    wires.twist = twist
+    method = coterie.Scaffold(rounds=3, batch=8)
+    with caplog.at_level(logging.WARNING, logger="coterie"):
+        result = run_over(deployment(method, timeout=0.05), wires, tmp_path / "run")
+    assert [client["rounds_taken_part"] for client in result.clients] == [2, 3, 3]
+    assert message in caplog.text
+    assert "aachen" in caplog.text
+    assert "aachen" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def spoiled(answer, number):
+    nets = {"mlp": coterie.simulate(everything(), Split(tuple(parts())), "mlp", precision="float64").net}
+    content = wire.load(answer, nets)
+    model = content["outputs"]["model"]
+    parameters = model.parameters.clone()
+    parameters[0, 3] = number
+    content["outputs"]["model"] = Models(model.net, parameters, model.buffers)
+    return wire.dump(content)
+
+
+def test_a_site_that_loses_a_round_ends_as_if_it_had_not_been_asked(wires, tmp_path):
+    # Its control variate must be that of round 1 when round 3 begins.
+    wires.twist = lambda node, number, answer: spoiled(answer, float("nan")) if number == 10 else answer
+    method = coterie.Scaffold(rounds=3, batch=8)
+    lost = run_over(deployment(method), wires, tmp_path / "lost")
+    fed = simulated()
+    present = fed._engine.present
+    fed._engine.present = lambda: present()[1:] if fed.round == 2 else present()
+    expected = method.fit(fed)
+    difference = lost.state.model.parameters - expected.state.model.parameters
+    # The share of the cohort among all clients is another: here a client is missing, there it is not there at all.
+    assert difference.abs().max() < 0.1
+    assert [client["steps"] for client in lost.clients] == [client["steps"] for client in expected.clients]
+
+
+def test_a_site_that_goes_and_comes_back_takes_part_again(wires, tmp_path):
+    def close(number):
+        wires.away = {8} if number == 1 else set()
+
+    result = run_over(deployment(coterie.FedAvg(rounds=3, batch=8)), wires, tmp_path / "run", [Gate(close)])
+    assert [client["rounds_taken_part"] for client in result.clients] == [3, 2, 3]
+    text = (tmp_path / "run" / "log.txt").read_text()
+    assert "bonn is no longer connected" in text
+    assert "bonn is back" in text
+
+
+def test_a_site_that_joins_late_gets_a_position_behind_the_others(wires, tmp_path):
+    wires.away = {7}
+    arrival = Gate(lambda number: wires.away.clear())
+    result = run_over(deployment(coterie.FedAvg(rounds=2, batch=8)), wires, tmp_path / "run", [arrival])
+    assert [client["client"] for client in result.clients] == ["bonn", "celle", "aachen"]
+    assert [client["rounds_taken_part"] for client in result.clients] == [2, 2, 1]
+
+
+def test_too_few_sites_stop_the_run_with_its_state_saved(wires, tmp_path):
+    def leave(number):
+        if number == 2:
+            wires.away = {7, 8}
+
+    method = coterie.FedAvg(rounds=4, batch=8)
+    with pytest.raises(TooFewSitesError, match=r"1 of at least 2 sites .*coterie deploy resume"):
+        run_over(deployment(method), wires, tmp_path / "run", [Gate(leave)])
+    wires.away = set()
+    again = run_over(deployment(method), wires, tmp_path / "run")
+    same(again.rounds, method.fit(simulated()).rounds)
+
+
+def test_a_round_that_too_few_answer_is_run_again(wires, tmp_path):
+    wires.twist = lambda node, number, answer: None if number in (10, 11) else answer
+    method = coterie.Scaffold(rounds=3, batch=8)
+    result = run_over(deployment(method), wires, tmp_path / "run")
+    same(result.rounds, method.fit(simulated()).rounds)
+    assert (
+        "1 of 3 sites answered, at least 2 are needed; the round is tried again"
+        in (tmp_path / "run" / "log.txt").read_text()
+    )
+
+
+def test_a_program_that_no_site_can_run_stops_the_run_at_once(wires, tmp_path):
+    wires.twist = lambda node, number, answer: wire.dump({"failed": "no memory"}) if number > 9 else answer
+    with pytest.raises(ProgramError, match="round 2, no site can: no memory"):
+        run_over(deployment(coterie.FedAvg(rounds=3, batch=8)), wires, tmp_path / "run")
+    assert wires.count == 12
+
+
+def test_a_site_counts_with_the_samples_that_it_last_told(wires, tmp_path):
+    def twist(node, number, answer):
+        content = wire.load(answer, {"mlp": simulated().net}) if number in (4, 5) else None
+        return answer if content is None else wire.dump({**content, "samples": 1000 if number == 4 else True})
+
+    wires.twist = twist
+    result = run_over(deployment(coterie.FedAvg(rounds=1, batch=8)), wires, tmp_path / "run")
+    assert [client["samples"] for client in result.clients] == [28, 23, 18]  # scoring told the truth again
+    alone = coterie.FedAvg(rounds=1, batch=8).fit(simulated())
+    assert abs(result.rounds[0]["loss_mean"] - alone.rounds[0]["loss_mean"]) > 1e-6
+
+
+def test_a_round_that_is_lost_again_and_again_stops_the_run(wires, tmp_path):
+    wires.twist = lambda node, number, answer: None if number > 9 else answer
+    with pytest.raises(RoundLostError, match="round 2"):
+        run_over(deployment(coterie.FedAvg(rounds=3, batch=8)), wires, tmp_path / "run")
+
+
+def test_the_first_round_waits_for_all_sites_that_are_expected(wires, tmp_path):
+    wires.away = {9}
+    with pytest.raises(TooFewSitesError, match="2 of at least 3"):
+        run_over(deployment(coterie.FedAvg(rounds=1), sites=3), wires, tmp_path / "run")
+
+
+def test_a_site_with_another_task_is_not_admitted(wires, tmp_path, caplog):
+    made = deployment(coterie.FedAvg(rounds=1))
+    other = Deployment(made.method, Task(("cat", "dog", "fox"), (5,), "mlp"), waiting=made.waiting)
+    with caplog.at_level(logging.WARNING, logger="coterie"), pytest.raises(TooFewSitesError):
+        run_over(other, wires, tmp_path / "run")
+    assert "site aachen is not admitted: its labels is ['cat', 'dog', 'eel'], the task's is" in caplog.text
+
+
+def test_two_nodes_cannot_have_one_name(sites, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, logger="coterie"):
+        wires = Wires([sites[0].open(), sites[1].open(), sites[0].open()])
+        result = run_over(deployment(coterie.FedAvg(rounds=1, batch=8)), wires, tmp_path / "run")
+    assert [client["client"] for client in result.clients] == ["aachen", "bonn"]
+    assert "another node has this name already" in caplog.text
+
+
+# What a site refuses
+
+
+def asked(site, **content):
+    answer = wire.load(site.answer({"request": wire.dump(content)}), {})
+    return answer.get("refused", answer)
+
+
+CALL = {
+    "format": 1,
+    "ask": "call",
+    "run": "r",
+    "program": "coterie.programs.label_histogram",
+    "at": {"seed": 0, "number": 1, "scoring": False, "keep_last": False, "run": "", "phase": 0, "test_data": False},
+    "each": {},
+    "settings": {},
+    "base": None,
+    "builds_on": None,
+    "letters": [],
+    "announcements": {},
+}
+
+
+def test_a_site_answers_a_call_that_it_allows(sites):
+    counts = asked(sites[0].open(), **CALL)["outputs"]["label_histogram"]
+    assert int(counts.sum()) == 28
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"format": 2}, "not a message of format 1"),
+        ({"ask": "shell"}, "none of hello, keys, call"),
+        ({"program": "os.system"}, "not allowed by this site's settings"),
+        ({"program": "coterie.programs.unheard_of"}, "unknown program"),
+        ({"program": "coterie.methods.__init__"}, "unknown program"),
+        ({"settings": {"on": "test"}}, "test data is for scoring"),
+        ({"settings": {"path": "/etc/passwd"}}, "has no input 'path'"),
+        ({"at": {**CALL["at"], "scoring": True}}, "test data is for scoring programs, and only for them"),
+        ({"at": {}}, "where in a run"),
+        ({"run": "../../elsewhere"}, "letters, digits"),
+        ({"run": 5}, "expected a text"),
+        ({"each": {"on": 5}}, "neither tensors nor models"),
+        ({"builds_on": [3, 1]}, "does not have what it kept in round 3"),
+        ({"builds_on": ["a", "b"]}, "expected a whole number"),
+        ({"letters": [5]}, "a letter that is none"),
+        ({"program": None}, "expected a text"),
+    ],
+)
+def test_a_site_refuses_everything_else_and_logs_it(change, reason, sites, caplog):
+    with caplog.at_level(logging.WARNING, logger="coterie"):
+        answer = asked(sites[0].open(), **CALL | change)
+    text = answer if isinstance(answer, str) else answer.get("failed", "")
+    assert reason in text
+    assert text in caplog.text
+
+
+def test_a_site_that_allows_less_runs_less(sites, tmp_path):
+    path = tmp_path / "aachen" / "site.toml"
+    path.write_text(path.read_text().replace('"coterie.*", "test_flower.*", "tests.*"', '"coterie.methods.fedavg.*"'))
+    assert "not allowed" in asked(SiteSettings.read(path).open(), **CALL)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x04N.", b"x" * 100, json.dumps(CALL).encode()])
+def test_bytes_that_are_no_message_are_refused(content, sites):
+    site = sites[0].open()
+    assert "refused" in wire.load(site.answer({"request": content}), {})
+    assert "refused" in wire.load(site.answer({}), {})
+    assert "refused" in wire.load(site.answer({"request": wire.dump(CALL), "shared": content}), {})
+
+
+# Letters
+
+
+@program(letters=True)
+def tell_everybody(clients: Clients):
+    """Writes a secret to every other site."""
+    others = [name for name in NAMES if name not in clients.names]
+    for name in others:
+        clients.write(0, name, "secret", number=torch.full((50,), 0.123456789), who=torch.tensor([len(name)]))
+    return {"written": torch.tensor([len(others)])}
+
+
+@program
+def listen(clients: Clients):
+    """What was received."""
+    letters = clients.letters(0, "secret")
+    return {"sum": torch.tensor([sum(float(letter.content["number"].sum()) for letter in letters)])}
+
+
+@pytest.fixture
+def fed(wires):
+    made = deployment(coterie.FedAvg(rounds=1))
+    engine = made.engine(wires)
+    engine.gather()
+    fed = Federation(engine)
+    fed.begin(1)
+    fed.start_round(1)
+    return fed
+
+
+def test_letters_pass_the_server_sealed(fed, wires):
+    answers = []
+    wires.twist = lambda node, number, answer: answers.append(answer) or answer
+    written = fed.run(tell_everybody)
+    heard = fed.run(listen, letters=written.letters)
+    assert heard.sum.tolist() == pytest.approx([2 * 50 * 0.123456789] * 3, rel=1e-6)
+    # Whatever the server held: what it sent, and what it got.
+    crossed = b"".join([*answers, *(part for message in wires.sent for part in message.values())])
+    assert torch.full((50,), 0.123456789).numpy().tobytes()[:8] not in crossed
+    assert b"aachen" in crossed
+    assert fed.ledger.total("peer") > 6 * 50 * 4
+
+
+def test_a_replayed_letter_is_refused(fed, caplog):
+    written = fed.run(tell_everybody)
+    fed.run(listen, letters=written.letters)
+    with caplog.at_level(logging.WARNING, logger="coterie"):
+        again = fed.run(listen, letters=written.letters)
+    assert again.sum.tolist() == [0, 0, 0]
+    assert "was read in call" in caplog.text
+
+
+def test_a_letter_of_another_round_is_refused(fed, caplog):
+    written = fed.run(tell_everybody)
+    fed.start_round(2)
+    with caplog.at_level(logging.WARNING, logger="coterie"):
+        fed.run(tell_everybody)  # keys of round 2 are announced
+        late = fed.run(listen, letters=written.letters)
+    assert late.sum.tolist() == [0, 0, 0]
+    assert "refused a letter" in caplog.text
+
+
+def test_a_key_that_was_swapped_on_the_way_is_refused(fed, wires, caplog):
+    def twist(node, number, answer):
+        content = wire.load(answer, {})
+        if node == 7 and "announcement" in content:
+            content["announcement"] = bytes(32) + content["announcement"][32:]
+        return wire.dump(content)
+
+    wires.twist = twist
+    with caplog.at_level(logging.WARNING, logger="coterie"):
+        written = fed.run(tell_everybody)
+    assert {receiver for _, receiver, _, _ in written.letters.envelopes()} == {"bonn", "celle"}
+    assert "the key announced for aachen" in caplog.text
+
+
+def test_without_an_identity_a_site_is_left_out_of_letters(sites, tmp_path, caplog):
+    path = tmp_path / "aachen" / "site.toml"
+    path.write_text(path.read_text().replace('identity = "identity.pem"', ""))
+    wires = Wires([SiteSettings.read(path).open(), *(site.open() for site in sites[1:])])
+    engine = deployment(coterie.FedAvg(rounds=1)).engine(wires)
+    engine.gather()
+    fed = Federation(engine)
+    with caplog.at_level(logging.WARNING, logger="coterie"):
+        written = fed.run(tell_everybody)
+    assert {receiver for _, receiver, _, _ in written.letters.envelopes()} == {"bonn", "celle"}
+    assert "this site has no identity for letters" in caplog.text
