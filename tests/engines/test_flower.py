@@ -215,7 +215,7 @@ def test_sites_mix_models_by_shares_that_the_server_relays(tmp_path, monkeypatch
     passed = b"".join([*answers, *(part for message in wires.sent for part in message.values())])
     tensors = [value.parameters if isinstance(value, Models) else value for value in private]
     secrets = {tensor.contiguous().numpy().tobytes() for tensor in tensors if tensor.unique().numel() > 8}
-    assert len(secrets) > 100
+    assert len(secrets) > 40
     assert not any(content[-64:] in passed for content in secrets)
     assert names[0].encode() in passed
 
