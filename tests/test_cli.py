@@ -738,3 +738,13 @@ def test_a_reader_who_has_enough_is_no_error(tmp_path):
     assert program.stderr.read() == b""
     program.stderr.close()
     assert program.wait() == 1
+
+
+def test_a_run_can_be_explained_instead_of_run(call, tmp_path):
+    outcome = call("run fedavg --clients 5 --net mlp --device cpu --workers 0 --explain")
+    assert outcome.code == 0
+    assert outcome.out.splitlines()[0].startswith("vectorised form (chosen for this net on cpu)")
+    assert "4,810 parameters" in outcome.out
+    assert "clients together, as 1 GB allow" in outcome.out
+    assert not list(tmp_path.iterdir())
+    assert "loop form (as told)" in call("run fedavg --clients 5 --engine loop --explain").out

@@ -42,6 +42,7 @@ SettingsFile = Annotated[
 ]
 Out = Annotated[Path | None, _flag("--out", "Folder of the run; by default a new one below `runs/`.")]
 Resume = Annotated[bool, _flag("--resume", "Continue the run in `--out` exactly, or begin it if there is none.")]
+Explain = Annotated[bool, _flag("--explain", "Say how this run would be computed, and why, instead of running it.")]
 AsJson = Annotated[bool, _flag("--json", "Print the summary as JSON, and nothing else.")]
 
 _DO, _CHOOSE, _HELP = (
@@ -125,6 +126,7 @@ def _run_command(method: str | None, shown: list[Shown]) -> Any:
         settings: SettingsFile = None,
         out: Out = None,
         resume: Resume = False,
+        explain: Explain = False,
         as_json: AsJson = False,
     ) -> None:
         base = _base(settings, out, resume)
@@ -132,7 +134,11 @@ def _run_command(method: str | None, shown: list[Shown]) -> Any:
             raise SettingsError(f"out={out}: there is no run to continue; to begin one, name a method")
         if name is None and base is None:
             raise SettingsError(f"no method: name one ({', '.join(methods)}) or a settings file")
-        _run(*Settings.of(given, name, base), out, resume, as_json)
+        made, notes = Settings.of(given, name, base)
+        if explain:
+            _explain(made, notes)
+        else:
+            _run(made, notes, out, resume, as_json)
 
     # A name that is no method's is no command's: it arrives here, and the error names the nearest ones.
     return command(run, shown, [_METHOD] if method is None else [])
@@ -152,6 +158,16 @@ def _base(settings: Path | None, out: Path | None, resume: bool) -> dict[str, An
     if resume and out is not None and (out / "settings.toml").is_file():
         return read_table(out / "settings.toml")
     return None
+
+
+def _explain(settings: Settings, notes: Iterable[str]) -> None:
+    """Say how a run would be computed."""
+    _say(notes)
+    fed = settings.world.federation()
+    try:
+        sys.stdout.write(fed.explain().replace("; ", "\n") + "\n")
+    finally:
+        fed.close()
 
 
 def _run(settings: Settings, notes: Iterable[str], out: Path | None, resume: bool, as_json: bool) -> None:

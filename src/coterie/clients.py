@@ -6,6 +6,7 @@ go, on a real site on one. Everything that goes in or comes out has the client a
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,10 @@ from coterie.weights import Changes, Models
 __all__ = ["Clients", "Evaluation", "Round", "new_models"]
 
 _ROWS = 256
-"""Samples that a model sees at once when it is evaluated."""
+"""Samples that a model sees at once when it is evaluated, on a CPU: more do not fit its cache."""
+
+_GPU_ROWS, _GPU_NUMBERS = 16384, 1 << 30
+"""The same on a GPU, as far as what the nets leave behind is not more than so many numbers."""
 
 _Block = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]
 """Whose samples a block has, their places among the client's own, which are real (nothing: all), what the models give
@@ -272,13 +276,34 @@ class Clients:
 
         With a `mixture` [client, model] each client's models are one predictor: their probabilities, so weighted.
         """
+        return self.evaluate_each(models, (on,), mixture)[0]
+
+    def evaluate_each(
+        self, models: Models, parts: Sequence[str], mixture: Tensor | None = None
+    ) -> tuple[Evaluation, ...]:
+        """The same on several parts of the clients' data, in one go where that can be done."""
         self._check_stack(models, "models")
         several = len(models.shape) > 1 and mixture is None
         stack = models if len(models.shape) > 1 else models.inserted(1)
-        parts = self._part(on)
+        indices = [self._part(part) for part in parts]
+        # A stack that was expanded over the clients repeats the same rows: all data goes through each model at once.
+        if len(self) == 1 or stack.parameters.stride(0) == 0:
+            every = [index for part in indices for index in part]
+            weights = None if mixture is None else mixture.repeat(len(parts), 1)
+            totals = self._totals(stack, every, weights).unflatten(1, (len(parts), -1)).unbind(1)
+        else:
+            totals = tuple(self._totals(stack, part, mixture) for part in indices)
+        results = []
+        for scores, part in zip(totals, indices, strict=True):
+            correct, correct_top5, loss_sum = (scores if several else scores[:, :, 0]).to(self._pool.device)
+            results.append(Evaluation(correct, correct_top5, loss_sum, self._counts(part)))
+        return tuple(results)
+
+    def _totals(self, stack: Models, parts: Sequence[np.ndarray], mixture: Tensor | None) -> Tensor:
+        """Scores summed over the samples of each part, [score, part, model]."""
         columns = 1 if mixture is not None else stack.shape[1]
         # Summed on the host: a GPU would add in another order every time, and so to other last bits.
-        totals = torch.zeros(3, len(self), columns, dtype=torch.float64)
+        totals = torch.zeros(3, len(parts), columns, dtype=torch.float64)
         for whose, _, mask, outputs, y in self._blocks(stack, parts):
             if mixture is not None:
                 weights = mixture[whose.to(mixture.device)]  # [row, model] or [client, 1, model]
@@ -287,8 +312,7 @@ class Clients:
             if mask is not None:
                 scores = torch.where(mask, scores, 0).sum(dim=3)
             totals.index_add_(1, whose.flatten(), scores.transpose(1, 2).cpu())
-        correct, correct_top5, loss_sum = (totals if several else totals[:, :, 0]).to(self._pool.device)
-        return Evaluation(correct, correct_top5, loss_sum, self._counts(parts))
+        return totals
 
     def best_fit(self, models: Models, on: str = "train") -> Tensor:
         """Which of several models per client has the lowest loss on its own data, [client].
@@ -331,21 +355,39 @@ class Clients:
 
     def _over_everything(self, models: Models, parts: Sequence[np.ndarray]) -> Iterator[_Block]:
         """The same models on the data of every client."""
-        index = torch.from_numpy(np.concatenate(parts)).to(self._pool.device)
-        owner = torch.arange(len(parts)).repeat_interleave(self._counts(parts).cpu())
+        every, most = np.concatenate(parts), self._block(len(models))
+        owner = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(part) for part in parts]))
         place = torch.cat([torch.arange(len(part)) for part in parts])
-        for block, whose, rows in zip(index.split(_ROWS), owner.split(_ROWS), place.split(_ROWS), strict=True):
-            outputs = self._form.outputs(models, self._pool.inputs(block), shared=True)
+        index = torch.from_numpy(every).to(self._pool.device)
+        run = partial(self._form.outputs, models, shared=True)
+        # Clients that are tested on the same samples get the same outputs: they are computed once.
+        once = _without_repeats(every, len(self._pool.y))
+        known: Tensor | None = None
+        if len(once) < len(every):
+            blocks = torch.from_numpy(once).to(index.device).split(most)
+            known = torch.cat([run(self._pool.inputs(block)) for block in blocks], dim=1)
+        number = torch.from_numpy(np.searchsorted(once, every)).to(index.device) if known is not None else index
+        most = most if known is None else 64 * most
+        for block, whose, rows, of in zip(*(t.split(most) for t in (index, owner, place, number)), strict=True):
+            outputs = run(self._pool.inputs(block)) if known is None else known[:, of]
             yield whose, rows, None, outputs, self._pool.y[block]
+
+    def _block(self, models: int) -> int:
+        """How many samples go through so many models at once."""
+        if self._pool.device.type == "cpu":
+            return _ROWS
+        each = models * (self.net.activations + self._pool.x[0].numel())
+        return max(_ROWS, min(_GPU_ROWS, _GPU_NUMBERS // each))
 
     def _over_own(self, models: Models, parts: Sequence[np.ndarray]) -> Iterator[_Block]:
         """Each client's own models on its own data, padded to the longest."""
         device = self._pool.device
         order = sorted(range(len(parts)), key=lambda client: -len(parts[client]))
         sizes = [len(parts[client]) for client in order]
-        for first in range(0, sizes[0], _ROWS):
+        most = self._block(len(parts))
+        for first in range(0, sizes[0], most):
             whose = torch.tensor(order[: sum(size > first for size in sizes)])
-            places, real = _padded([parts[client][first : first + _ROWS] for client in whose])
+            places, real = _padded([parts[client][first : first + most] for client in whose])
             index, mask = torch.from_numpy(places).to(device), torch.from_numpy(real).to(device)
             x, own = self._pool.inputs(index), models[whose.to(device)]
             columns = [self._form.outputs(own[:, column], x, shared=False) for column in range(models.shape[1])]
@@ -373,13 +415,15 @@ class Clients:
         if len(models.shape) > 1:
             columns = [self.predict(models[:, column], inputs) for column in range(models.shape[1])]
             return torch.stack(columns, dim=1)
-        blocks = inputs.to(self.net.dtype).split(_ROWS, dim=1)
+        blocks = inputs.to(self.net.dtype).split(self._block(len(self)), dim=1)
         return torch.cat([self._form.outputs(models, block, shared=False) for block in blocks], dim=1)
 
     def label_counts(self, on: str = "train") -> Tensor:
         """How often each client has each label, [client, class]."""
-        labels = (self._pool.y[torch.from_numpy(part).to(self._pool.device)] for part in self._part(on))
-        return torch.stack([torch.bincount(own, minlength=self.net.classes) for own in labels])
+        parts, classes = self._part(on), self.net.classes
+        labels = self._pool.y[torch.from_numpy(np.concatenate(parts)).to(self._pool.device)]
+        owner = torch.arange(len(parts), device=labels.device).repeat_interleave(self._counts(parts))
+        return torch.bincount(owner * classes + labels, minlength=len(parts) * classes).reshape(-1, classes)
 
     def _check_stack(self, models: Models, name: str) -> None:
         if not models.shape or models.shape[0] != len(self):
@@ -395,9 +439,21 @@ def _mixed(outputs: Tensor, weights: Tensor) -> Tensor:
 def _scores(outputs: Tensor, y: Tensor) -> Tensor:
     """Correct, correct among five and cross-entropy of every sample, [score, ..., row]."""
     y = y.expand(outputs.shape[:-1])
-    likeliest = outputs.topk(min(5, outputs.shape[-1]), dim=-1).indices == y.unsqueeze(-1)
+    own = outputs.gather(-1, y.unsqueeze(-1))
+    # How many classes come before the label: those with more, and of equals those with a lower number, like argmax.
+    # What is not a number comes before everything.
+    earlier = torch.arange(outputs.shape[-1], device=y.device) < y.unsqueeze(-1)
+    rank = (~(outputs <= own) | ((outputs == own) & earlier)).sum(dim=-1)
     loss = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").reshape(y.shape)
-    return torch.stack([likeliest[..., 0].double(), likeliest.any(dim=-1).double(), loss.double()])
+    return torch.stack([(rank == 0).double(), (rank < 5).double(), loss.double()])
+
+
+def _without_repeats(places: np.ndarray, total: int) -> np.ndarray:
+    """The places that occur, ascending, if some occur more than once; otherwise the same as they are."""
+    there = np.zeros(total, dtype=bool)
+    there[places] = True
+    once = np.flatnonzero(there)
+    return once if len(once) < len(places) else places
 
 
 def _padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

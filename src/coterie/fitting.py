@@ -122,7 +122,8 @@ def fit(
             served = method.serve(fed, state)
         scores = score(fed, served, scoring, method.local)
         fed.restore(resume.federation)  # type: ignore[union-attr]  # scoring again must not count twice
-    clients = [_client_record(fed, scores, row, truth) for row in range(len(scores.clients))]
+    sizes = fed.sizes.tolist()
+    clients = [_client_record(fed, sizes, scores, row, truth) for row in range(len(scores.clients))]
     summary = _summary(method, fed, rounds, groups, scores, truth, describe or {})
     result = Result(summary, rounds, clients, groups, state, served)
     last = Checkpoint(state, fed.checkpoint(), time.perf_counter() - started, rounds, groups)
@@ -160,11 +161,13 @@ def _round_record(fed: Federation, scores: ClientScores, seconds: float) -> Reco
     return record
 
 
-def _client_record(fed: Federation, scores: ClientScores, row: int, truth: np.ndarray | None) -> Record:
+def _client_record(
+    fed: Federation, sizes: Sequence[int], scores: ClientScores, row: int, truth: np.ndarray | None
+) -> Record:
     client = int(scores.clients[row])
     record: Record = {
         "client": fed.names[client],
-        "samples": int(fed.sizes[client]),
+        "samples": sizes[client],
         "true_group": None if truth is None else int(truth[client]),
         "group_found": None if scores.groups is None else int(scores.groups[client]),
         "accuracy": _number(scores.accuracy[row]),

@@ -191,8 +191,7 @@ def _own_shares(clients: Clients, models: Models, kept: str) -> Tensor:
 
 
 def _measured(clients: Clients, models: Models, weights: Tensor | None, top: int) -> dict[str, Tensor]:
-    test = clients.evaluate(models, "test", weights)
-    validation = clients.evaluate(models, "validation", weights)
+    test, validation = clients.evaluate_each(models, ("test", "validation"), weights)
     return {"accuracy": test.accuracy_of(top), "loss": test.loss, "validation": validation.accuracy_of(top)}
 
 

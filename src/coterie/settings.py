@@ -126,11 +126,15 @@ class World:
         """The net that was asked for, or one that suits the data."""
         return self.net or default_net(self.data, self.dataset)
 
-    def federation(self) -> Federation:
-        """The clients, ready to run programs."""
+    def federation(self, engine: Simulation | None = None) -> Federation:
+        """The clients, ready to run programs; on an engine of this world, if there is one already."""
         _check_arrivals(self.arrivals, len(self.population))
-        simulation = Simulation(self.population, self.net_name, self.computing)
-        return Federation(simulation, self.seed, self.arrivals, self.population.groups)
+        engine = engine or self.engine()
+        return Federation(engine, self.seed, self.arrivals, self.population.groups)
+
+    def engine(self, beside: Simulation | None = None) -> Simulation:
+        """An engine for the clients, beside another of the same samples and net, if there is one."""
+        return Simulation(self.population, self.net_name, self.computing, beside)
 
     def reseeded(self, seed: int) -> "World":
         """The same with another seed, which may pick other classes where the data set picks some."""

@@ -26,10 +26,17 @@ from coterie.weights import Changes, Models
 
 __all__ = [
     "Batch",
+    "Bundle",
+    "Core",
+    "Draws",
+    "GradientFunction",
     "Lane",
     "LocalModel",
     "LocalTraining",
     "Objective",
+    "Rows",
+    "Steps",
+    "Tables",
     "Terms",
     "Trained",
     "cross_entropy",
@@ -190,7 +197,8 @@ class LocalModel:
 class Objective(Protocol):
     """What a step lowers, written for one client and vectorised by the form.
 
-    A function with an attribute `batches` above 1 gets that many independent batches as a tuple.
+    A function with an attribute `batches` above 1 gets that many independent batches as a tuple. It must depend on its
+    arguments alone: on a GPU it runs once, and what it did is replayed, for every call with the same function.
     """
 
     def __call__(self, model: LocalModel, batch: Any, key: Tensor) -> Tensor:
@@ -274,86 +282,241 @@ GradientFunction = Callable[[Tensor, Tensor, tuple[Batch, ...], Tensor], tuple[T
 """(parameters [n, P], buffers [n, Q], batches, keys [n]) to (losses [n], gradients [n, P], buffers [n, Q])."""
 
 
-def train_lanes(
-    pool: Pool,
-    lanes: Sequence[Lane],
-    start: Models,
-    terms: Terms,
-    gradients: GradientFunction,
-    streams: int = 1,
-    sample_weights: Tensor | None = None,
-) -> tuple[Models, Tensor]:
-    """Train all lanes together, each for its own number of steps: the models and the losses of the last epoch.
+class Steps(Protocol):
+    """Lanes that take their steps together: a `Bundle`, or what stands for one."""
+
+    @property
+    def active(self) -> Sequence[int]:
+        """How many lanes are still training, by step; the first ones are."""
+        ...
+
+    def step(self, number: int) -> None:
+        """Take a step with the lanes that are still training."""
+        ...
+
+    def result(self) -> tuple[Models, Tensor]:
+        """The models and the losses of the last epoch, in the order in which the lanes were given."""
+        ...
+
+
+def train_lanes(bundles: Sequence[Steps]) -> list[tuple[Models, Tensor]]:
+    """Train lanes, each for its own number of steps: the one loop. Bundles take turns, step by step."""
+    for number in range(max(len(bundle.active) for bundle in bundles)):
+        for bundle in bundles:
+            if number < len(bundle.active):
+                bundle.step(number)
+    return [bundle.result() for bundle in bundles]
+
+
+class Bundle:
+    """Lanes that take their steps together, and everything that a step reads and moves.
 
     Lanes are sorted by steps, longest first, so that those still training are always the first ones: a finished lane is
     simply no longer in the prefix, and neither momentum nor decay nor a term can move it.
     """
-    net, device = start.net, pool.device
-    ranked = sorted(range(len(lanes)), key=lambda lane: -lanes[lane].steps)
-    lanes = [lanes[lane] for lane in ranked]
-    order = torch.tensor(ranked, device=device)
-    parameters, buffers = start.parameters[order].clone(), start.buffers[order].clone()
-    weights = None if sample_weights is None else sample_weights[order]
-    tables = [_Table(pool, lanes, stream, weights) for stream in range(streams)]
-    keys = torch.tensor([draw_key(*lane.key, "noise") for lane in lanes], device=device)
-    counted = torch.from_numpy(_last_epoch(lanes, tables[0].rows)).to(device, net.dtype)
-    losses = torch.zeros(len(lanes), device=device, dtype=net.dtype)
-    optimizer = _Optimizer(lanes, parameters, terms.rows(order))
-    for step, active in enumerate(tables[0].active):
-        now = slice(active)
-        batches = tuple(table.batch(step) for table in tables)
-        loss, gradient, after = gradients(parameters[now], buffers[now], batches, keys[now] + step)
-        losses[now].addcmul_(loss, counted[step, now])
-        optimizer.step(parameters, gradient, active)
-        if net.buffers.names:
-            buffers[now] = after
-    back = torch.tensor(np.argsort(ranked), device=device)
-    return Models(net, parameters[back], buffers[back]), losses[back]
+
+    def __init__(
+        self,
+        pool: Pool,
+        lanes: Sequence[Lane],
+        start: Models,
+        terms: Terms,
+        gradients: GradientFunction,
+        streams: int = 1,
+        sample_weights: Tensor | None = None,
+    ) -> None:
+        ranked = sorted(range(len(lanes)), key=lambda lane: -lanes[lane].steps)
+        lanes, order = [lanes[lane] for lane in ranked], torch.tensor(ranked, device=pool.device)
+        self._back = torch.tensor(np.argsort(ranked), device=pool.device)
+        self.rows = Rows.of(lanes, start[order], terms.rows(order), sample_weights, order)
+        draws = [_drawn(pool, lanes, stream) for stream in range(streams)]
+        filled = draws[0][1]
+        counted = torch.from_numpy(_last_epoch(lanes, filled)).to(pool.device, start.net.dtype)
+        self.core = Core(pool, start.net, gradients, Tables(tuple(table for table, _ in draws), counted), terms.trains)
+        self.active: list[int] = (filled > 0).sum(axis=1).tolist()
+        self.width: list[int] = filled.max(axis=1, initial=0).tolist()
+        self.alone = len(lanes) == 1
+        self.batch = max(lane.local.batch for lane in lanes) if all(lane.local.batch for lane in lanes) else 0
+
+    def step(self, number: int) -> None:
+        """Take a step with the lanes that are still training."""
+        # A lane alone has no padded rows: without a mask the layers may use faster kernels.
+        self.core.step(self.rows, number, self.active[number], self.width[number], masked=not self.alone)
+
+    def result(self) -> tuple[Models, Tensor]:
+        """The models and the losses of the last epoch, in the order in which the lanes were given."""
+        return self.sorted_back(self.rows)
+
+    def sorted_back(self, rows: "Rows") -> tuple[Models, Tensor]:
+        """What these rows hold, in the order in which the lanes were given."""
+        models = Models(self.core.net, rows.parameters[self._back], rows.buffers[self._back])
+        return models, rows.losses[self._back]
 
 
-def _last_epoch(lanes: Sequence[Lane], rows: np.ndarray) -> np.ndarray:
+@dataclass
+class Rows:
+    """What a step reads and moves, with a row per lane.
+
+    Rates and strengths are tensors too, so that lanes with different settings can share a step; what no lane uses is
+    not there.
+    """
+
+    parameters: Tensor
+    buffers: Tensor
+    losses: Tensor
+    keys: Tensor
+    rate: Tensor
+    momentum: Tensor | None
+    decay: Tensor | None
+    clip: Tensor | None
+    pull: Tensor | None
+    anchor: Tensor | None
+    push: Tensor | None
+    velocity: Tensor | None
+    square: Tensor | None
+    sample_weights: Tensor | None
+
+    @classmethod
+    def of(
+        cls, lanes: Sequence[Lane], start: Models, terms: Terms, sample_weights: Tensor | None, order: Tensor
+    ) -> "Rows":
+        """The rows of lanes that begin at some models, whose tensors they take and move."""
+        parameters = start.parameters
+
+        def column(values: Iterable[float]) -> Tensor | None:
+            listed = list(values)
+            return parameters.new_tensor(listed).unsqueeze(1) if any(listed) else None
+
+        momentum = column(lane.local.momentum for lane in lanes)
+        adam = lanes[0].local.optimizer == "adam"
+        return cls(
+            parameters,
+            start.buffers,
+            parameters.new_zeros(len(lanes)),
+            torch.tensor([draw_key(*lane.key, "noise") for lane in lanes], device=parameters.device),
+            parameters.new_tensor([lane.local.rate for lane in lanes]).unsqueeze(1),
+            momentum,
+            column(lane.local.decay for lane in lanes),
+            column(lane.local.clip for lane in lanes),
+            terms.pull,
+            terms.anchor,
+            terms.push,
+            torch.zeros_like(parameters) if adam or momentum is not None else None,
+            torch.zeros_like(parameters) if adam else None,
+            None if sample_weights is None else sample_weights[order],
+        )
+
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> "Rows":
+        """The same with a function applied to every tensor."""
+        mapped: dict[str, Any] = {n: None if value is None else function(value) for n, value in vars(self).items()}
+        return Rows(**mapped)
+
+    def first(self, active: int) -> "Rows":
+        """The first rows, as views."""
+        return self if active == len(self.parameters) else self.mapped(lambda tensor: tensor[:active])
+
+
+@dataclass
+class Draws:
+    """Which sample of which lane is in which row of which step, [step, lane, row]."""
+
+    sources: Tensor
+    """Places in the pool; where a row is padding, one of the client's own: it cannot suffer from another's."""
+    places: Tensor
+    """Places among the client's own samples."""
+    real: Tensor
+    """1 for real rows and 0 for padding."""
+    crops: Tensor | None
+    """Where images are cropped, and whether they are flipped, [..., 3]."""
+
+
+@dataclass
+class Tables:
+    """What changes from step to step."""
+
+    draws: tuple[Draws, ...]
+    """One for each stream of batches."""
+    counted: Tensor
+    """The weight of the step in the mean loss of the last epoch, [step, lane]."""
+    moving: Tensor | None = None
+    """Which lanes the step moves, [step, lane, 1], where finished ones take part in the computation."""
+    window: int | None = None
+    """How many steps there is room for, where later ones take the places of earlier ones."""
+
+
+@dataclass
+class Core:
+    """The step itself. It asks the host nothing, so that it can be run as it is or recorded once and replayed."""
+
+    pool: Pool
+    net: Net
+    gradients: GradientFunction
+    tables: Tables
+    trains: Tensor | None
+    """Which parameters are trained, [P] of 1 and 0; nothing means all."""
+
+    def step(self, rows: Rows, number: int | Tensor, active: int, width: int, masked: bool) -> None:
+        """Move the first `active` rows by a step, whose number may be on the device, with batches of some width."""
+        tables, place = self.tables, number if self.tables.window is None else number % self.tables.window
+        rows = rows.first(active)
+        batches = tuple(self._batch(draws, rows, place, active, width, masked) for draws in tables.draws)
+        loss, gradient, after = self.gradients(rows.parameters, rows.buffers, batches, rows.keys + number)
+        rate, moving = rows.rate, None
+        if tables.moving is not None:
+            moving = _taken(tables.moving, place, active)
+            loss, gradient = torch.where(moving[:, 0], loss, 0), torch.where(moving, gradient, 0)
+            rate = rate * moving
+        rows.losses.addcmul_(loss, _taken(tables.counted, place, active))
+        rows.parameters.addcmul_(_direction(rows, gradient, self.trains, number), rate, value=-1)
+        if self.net.buffers.names:
+            rows.buffers.copy_(after if moving is None else torch.where(moving, after, rows.buffers))
+
+    def _batch(self, draws: Draws, rows: Rows, place: int | Tensor, active: int, width: int, masked: bool) -> Batch:
+        """The samples of the first lanes in a step, [lane, row]."""
+        sources = _taken(draws.sources, place, active, width)
+        places = _taken(draws.places, place, active, width)
+        crops = None if draws.crops is None else _taken(draws.crops, place, active, width)
+        real = _taken(draws.real, place, active, width) if masked else None
+        weights = None if rows.sample_weights is None else rows.sample_weights.gather(1, places)
+        return Batch(self.pool.inputs(sources, crops), self.pool.y[sources], places, real, weights)
+
+
+def _taken(table: Tensor, place: int | Tensor, *cut: int) -> Tensor:
+    """A step's part of a table; its place may be a number or a tensor [1], which is not read on the host."""
+    table = table[place] if isinstance(place, int) else table.index_select(0, place)[0]
+    return table[tuple(slice(size) for size in cut)]
+
+
+def _last_epoch(lanes: Sequence[Lane], filled: np.ndarray) -> np.ndarray:
     """The weight of each step in the mean loss of the last epoch, [step, lane]: its share of the epoch's samples."""
     steps = np.array([lane.steps for lane in lanes])
     epoch = np.array([lane.local.steps_per_epoch(len(lane.index)) for lane in lanes])
-    late = np.arange(len(rows))[:, None] >= steps - epoch
-    return (rows * late) / np.maximum((rows * late).sum(axis=0), 1)
+    late = np.arange(len(filled))[:, None] >= steps - epoch
+    return (filled * late) / np.maximum((filled * late).sum(axis=0), 1)
 
 
-class _Table:
-    """Which sample of which client is in which row of which step."""
-
-    def __init__(self, pool: Pool, lanes: Sequence[Lane], stream: int, weights: Tensor | None) -> None:
-        self.pool, self.weights, self.alone = pool, weights, len(lanes) == 1
-        longest = max(min(lane.local.batch or len(lane.index), len(lane.index)) for lane in lanes)
-        shape = (lanes[0].steps, len(lanes), longest)
-        places = np.full(shape, -1, dtype=np.int64)
-        sources = np.empty(shape, dtype=np.int64)
-        crops = np.zeros((*shape, 3), dtype=np.int64) if pool.augment else None
-        for number, lane in enumerate(lanes):
-            own = _places(lane, stream)
-            cut = (slice(lane.steps), number, slice(own.shape[1]))
-            sources[:, number] = lane.index[0]  # padding is of the client's own data: it cannot suffer from another's
-            places[cut] = own
-            sources[cut] = lane.index[np.maximum(own, 0)]
-            if crops is not None:
-                crops[cut] = pool.draw_crops(generator(*lane.key, "augment", stream), own.shape)
-        self.rows = (places >= 0).sum(axis=2)
-        self.active = (self.rows > 0).sum(axis=1).tolist()
-        self.width = self.rows.max(axis=1, initial=0).tolist()
-        self.real = torch.from_numpy(places >= 0).to(pool.device, pool.dtype)
-        self.places = torch.from_numpy(np.maximum(places, 0)).to(pool.device)
-        self.sources = torch.from_numpy(sources).to(pool.device)
-        self.crops = None if crops is None else torch.from_numpy(crops).to(pool.device)
-
-    def batch(self, step: int) -> Batch:
-        """The rows of the lanes that are still training, [lane, row], cut to the fullest of them."""
-        active = self.active[step]
-        cut = (step, slice(active), slice(self.width[step]))
-        sources, places = self.sources[cut], self.places[cut]
-        x = self.pool.inputs(sources, None if self.crops is None else self.crops[cut])
-        weights = None if self.weights is None else self.weights[:active].gather(1, places)
-        # A lane alone has no padded rows: without a mask the layers may use faster kernels.
-        return Batch(x, self.pool.y[sources], places, None if self.alone else self.real[cut], weights)
+def _drawn(pool: Pool, lanes: Sequence[Lane], stream: int) -> tuple[Draws, np.ndarray]:
+    """The samples of all steps, and how many there are, [step, lane]."""
+    longest = max(min(lane.local.batch or len(lane.index), len(lane.index)) for lane in lanes)
+    shape = (lanes[0].steps, len(lanes), longest)
+    places = np.full(shape, -1, dtype=np.int64)
+    sources = np.empty(shape, dtype=np.int64)
+    crops = np.zeros((*shape, 3), dtype=np.int64) if pool.augment else None
+    for number, lane in enumerate(lanes):
+        own = _places(lane, stream)
+        cut = (slice(lane.steps), number, slice(own.shape[1]))
+        sources[:, number] = lane.index[0]
+        places[cut] = own
+        sources[cut] = lane.index[np.maximum(own, 0)]
+        if crops is not None:
+            crops[cut] = pool.draw_crops(generator(*lane.key, "augment", stream), own.shape)
+    draws = Draws(
+        torch.from_numpy(sources).to(pool.device),
+        torch.from_numpy(np.maximum(places, 0)).to(pool.device),
+        torch.from_numpy(places >= 0).to(pool.device, pool.dtype),
+        None if crops is None else torch.from_numpy(crops).to(pool.device),
+    )
+    return draws, (places >= 0).sum(axis=2)
 
 
 def _places(lane: Lane, stream: int) -> np.ndarray:
@@ -367,54 +530,35 @@ def _places(lane: Lane, stream: int) -> np.ndarray:
     return orders.reshape(-1, batch)[: lane.steps]
 
 
-class _Optimizer:
-    """Turns gradients into steps: pull and push, clipping, decay, then SGD with momentum or Adam.
+def _direction(rows: Rows, gradient: Tensor, trains: Tensor | None, number: int | Tensor) -> Tensor:
+    """Where a step goes: the gradient with pull and push, clipping and decay, through momentum or Adam."""
+    if rows.pull is not None and rows.anchor is not None:
+        gradient = gradient + rows.pull * (rows.parameters - rows.anchor)
+    if rows.push is not None:
+        gradient = gradient + rows.push
+    if trains is not None:
+        gradient = gradient * trains
+    if rows.clip is not None:
+        # A lane that does not clip has 0 here, which stands for no limit.
+        limit = torch.where(rows.clip > 0, rows.clip, torch.inf)
+        gradient = gradient * (limit / (gradient.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1)
+    if rows.decay is not None:
+        decayed = rows.parameters if trains is None else rows.parameters * trains
+        gradient = gradient + rows.decay * decayed
+    if rows.velocity is None:
+        return gradient
+    if rows.square is None:
+        assert rows.momentum is not None
+        return rows.velocity.mul_(rows.momentum).add_(gradient)
+    # Adam (Kingma and Ba, ICLR 2015) with its usual constants.
+    mean = rows.velocity.lerp_(gradient, 1 - _FIRST) / (1 - _power(_FIRST, number, gradient))
+    square = rows.square.lerp_(gradient.square(), 1 - _SECOND) / (1 - _power(_SECOND, number, gradient))
+    return mean / (square.sqrt() + 1e-8)
 
-    Rates and strengths are tensors with a row per lane, so that lanes with different settings can share a step.
-    """
 
-    def __init__(self, lanes: Sequence[Lane], parameters: Tensor, terms: Terms) -> None:
-        def column(values: Iterable[float]) -> Tensor | None:
-            listed = list(values)
-            return parameters.new_tensor(listed).unsqueeze(1) if any(listed) else None
+_FIRST, _SECOND = 0.9, 0.999
 
-        self.terms, self.taken = terms, 0
-        self.rate = parameters.new_tensor([lane.local.rate for lane in lanes]).unsqueeze(1)
-        self.momentum = column(lane.local.momentum for lane in lanes)
-        self.decay = column(lane.local.decay for lane in lanes)
-        self.clip = column(lane.local.clip for lane in lanes)
-        adam = lanes[0].local.optimizer == "adam"
-        self.velocity = torch.zeros_like(parameters) if adam or self.momentum is not None else None
-        self.square = torch.zeros_like(parameters) if adam else None
 
-    def step(self, parameters: Tensor, gradient: Tensor, active: int) -> None:
-        """Move the first `active` rows of the parameters, in place."""
-        now, terms = slice(active), self.terms
-        parameters = parameters[now]
-        if terms.pull is not None and terms.anchor is not None:
-            gradient = gradient + terms.pull[now] * (parameters - terms.anchor[now])
-        if terms.push is not None:
-            gradient = gradient + terms.push[now]
-        if terms.trains is not None:
-            gradient = gradient * terms.trains
-        if self.clip is not None:
-            # A lane that does not clip has 0 here, which stands for no limit.
-            limit = torch.where(self.clip[now] > 0, self.clip[now], torch.inf)
-            gradient = gradient * (limit / (gradient.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1)
-        if self.decay is not None:
-            decayed = parameters if terms.trains is None else parameters * terms.trains
-            gradient = gradient + self.decay[now] * decayed
-        parameters.addcmul_(self._direction(gradient, now), self.rate[now], value=-1)
-
-    def _direction(self, gradient: Tensor, now: slice) -> Tensor:
-        self.taken += 1
-        if self.velocity is None:
-            return gradient
-        if self.square is None:
-            assert self.momentum is not None
-            return self.velocity[now].mul_(self.momentum[now]).add_(gradient)
-        # Adam (Kingma and Ba, ICLR 2015) with its usual constants.
-        first, second = 0.9, 0.999
-        mean = self.velocity[now].lerp_(gradient, 1 - first) / (1 - first**self.taken)
-        square = self.square[now].lerp_(gradient.square(), 1 - second) / (1 - second**self.taken)
-        return mean / (square.sqrt() + 1e-8)
+def _power(base: float, number: int | Tensor, like: Tensor) -> float | Tensor:
+    """The base to the number of steps taken, this one included."""
+    return base ** (number + 1 if isinstance(number, int) else (number + 1).to(like.dtype))

@@ -369,6 +369,14 @@ def test_a_program_that_no_site_can_run_stops_the_run_at_once(wires, tmp_path):
     assert wires.count == 12
 
 
+def test_a_part_of_the_sites_that_fail_costs_the_round_alone(wires, tmp_path):
+    # Two of three are asked, and both fail, once; number 9 is the first in round 2.
+    wires.twist = lambda node, number, answer: wire.dump({"failed": "no memory"}) if number in (9, 10) else answer
+    result = run_over(deployment(coterie.FedAvg(rounds=3, batch=8, participation=0.7)), wires, tmp_path / "run")
+    assert [record["round"] for record in result.rounds] == [1, 2, 3]
+    assert "at least 2 are needed (no memory); the round is tried again" in (tmp_path / "run/log.txt").read_text()
+
+
 def test_a_site_counts_with_the_samples_that_it_last_told(wires, tmp_path):
     def twist(node, number, answer):
         content = wire.load(answer, {"mlp": simulated().net}) if number in (4, 5) else None

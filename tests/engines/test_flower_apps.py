@@ -596,6 +596,11 @@ def test_what_an_app_cannot_do_is_said_clearly(method, reason, flower):
         started(flower, method, app=app_for(flower.ClientApp, allow=["*"]))
 
 
+def test_what_a_part_of_the_clients_cannot_do_is_said_as_clearly(flower):
+    with pytest.raises(CoterieError, match=r"fedprox: round 1.* cannot give a pull in the gradient"):
+        started(flower, coterie.FedProx(participation=0.7))
+
+
 IN_AN_APP = re.findall(r"`([a-z-]+)`", re.search(r"^Run:(.*?)\n\n", GUIDE, re.DOTALL | re.MULTILINE).group(1))
 
 

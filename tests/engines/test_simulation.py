@@ -15,6 +15,8 @@ import coterie
 from coterie import Clients, Models, program
 from coterie.engines.simulation import Computing
 from coterie.errors import CoterieError, ProgramError, SettingsError
+from coterie.forms import Vectorised
+from coterie.graphs import Recorder
 from coterie.programs import evaluate, label_histogram, predict, train
 from coterie.training import LocalTraining
 from helpers import tensors_of
@@ -79,23 +81,27 @@ METHODS = {
 }
 
 
+def finished(name, engine, augment):
+    """A method after three rounds, and what its clients keep."""
+    fed = federation("loop" if engine == "loop" else "vectorised", augment=augment, server_samples=20)
+    if engine == "recorded":  # as on a GPU, but that a record is just run again
+        fed._engine.form = Vectorised(recorder=Recorder(lambda step: step))
+    made = coterie.methods.make(name, rounds=3, batch=8, participation=0.8, **METHODS[name])
+    return made.fit(fed), fed._engine._memory
+
+
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize("augment", ["none", "crop-flip"])
-def test_loop_and_vectorised_agree_after_three_rounds(name, augment):
-    results = []
-    for engine in ("loop", "vectorised"):
-        fed = federation(engine, augment=augment, server_samples=20)
-        made = coterie.methods.make(name, rounds=3, batch=8, participation=0.8, **METHODS[name])
-        results.append((made.fit(fed), fed._engine._memory))
-    (loop, memory), (vectorised, memory_too) = results
-    for one, other in ((memory.values, memory_too.values), (loop.state, vectorised.state)):
-        ours, theirs = tensors_of(one), tensors_of(other)
+@pytest.mark.parametrize(("engine", "augment"), [("vectorised", "none"), ("recorded", "crop-flip")])
+def test_forms_agree_with_the_loop_after_three_rounds(name, engine, augment):
+    (loop, memory), (other, memory_too) = (finished(name, form, augment) for form in ("loop", engine))
+    for one, another in ((memory.values, memory_too.values), (loop.state, other.state)):
+        ours, theirs = tensors_of(one), tensors_of(another)
         assert ours.keys() == theirs.keys()
         for key, value in ours.items():
             torch.testing.assert_close(value, theirs[key], rtol=0, atol=1e-9, msg=key)
-    for one, other in zip(loop.clients, vectorised.clients, strict=True):
-        assert one["accuracy"] == other["accuracy"]
-        assert one["loss"] == pytest.approx(other["loss"], abs=1e-9)
+    for one, another in zip(loop.clients, other.clients, strict=True):
+        assert one["accuracy"] == another["accuracy"]
+        assert one["loss"] == pytest.approx(another["loss"], abs=1e-9)
 
 
 @program
@@ -136,6 +142,33 @@ def test_memory_decides_how_many_clients_are_computed_together():
     call = coterie.federation.Call(train, np.arange(7))
     assert len(few._chunks(call)) > 1
     assert len(many._chunks(call)) == 1
+
+
+@program
+def hungry(clients: Clients):
+    """Runs out of memory for more than two clients."""
+    if len(clients) > 2:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    return {"sizes": clients.sizes}
+
+
+def test_when_memory_runs_out_fewer_clients_are_computed_together(caplog):
+    fed = federation("vectorised")
+    before = fed._engine._memory_limit
+    assert fed.run(hungry).sizes.tolist() == fed.sizes.tolist()
+    assert fed._engine._memory_limit < before
+    assert "memory ran out for 7 clients together: going on with 3" in caplog.text
+
+
+@program
+def insatiable(clients: Clients):
+    """Runs out of memory for every client."""
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_client_for_which_memory_never_suffices_is_an_error():
+    with pytest.raises(CoterieError, match="one client alone"):
+        federation("vectorised").run(insatiable)
 
 
 def test_clients_with_most_samples_are_computed_first():

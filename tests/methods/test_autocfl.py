@@ -177,7 +177,7 @@ class TestComingAndGoing:
         assert result.state.clusters.labels.tolist() == [0, 0, 0, 1, 1, 1]
         assert result.clients[late]["rounds_taken_part"] == 2
         steps = AutoCFL(batch=8).local.steps_for(int(fed.sizes[late]))
-        assert result.clients[late]["steps"] == 3 * steps  # once to find its cluster, then with it in two rounds
+        assert result.clients[late]["steps"] == 2 * steps  # once to find its cluster, then once with it
 
     def test_before_it_arrives_it_is_in_no_cluster(self):
         state = fit(two_groups(arrivals={4: 6}), rounds=5).state

@@ -21,7 +21,7 @@ from coterie import __version__, fitting, wire
 from coterie.deploy.server import Store, carry_through, logged
 from coterie.engines.flower.apps import APP_MESSAGE, PARTS, About, digest_of
 from coterie.engines.flower.arrays import STATISTICS, ArrayNet
-from coterie.engines.flower.engine import FlowerEngine, Task, Waiting
+from coterie.engines.flower.engine import FlowerEngine, RoundLostError, Task, Waiting
 from coterie.engines.flower.messages import GridTransport
 from coterie.errors import CoterieError, ProgramError, SettingsError
 from coterie.federation import Federation
@@ -153,8 +153,8 @@ class CoterieStrategy(Strategy):
         try:
             with logged(out, *FLOWER_LOGGER.handlers):
                 result = carry_through(method, fed, engine, store, scoring, [follower], describe)
-        except ProgramError as error:
-            raise ProgramError(f"{method.name}: {error}") from error
+        except (ProgramError, RoundLostError) as error:
+            raise type(error)(f"{method.name}: {error}") from error
         self.result = result
         self.models = _models(net, result.served)
         self.groups = _groups(fed, result.groups)

@@ -2,14 +2,20 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from coterie.engines.simulation.meeting import Meeting
+from coterie.federation import Federation
 from coterie.fitting import Observer, Result
 from coterie.lab.experiment import NewFolder, run
 from coterie.lab.folder import WITHOUT_EFFECT
 from coterie.method import Method
-from coterie.settings import Settings
+from coterie.settings import Settings, World
 
 __all__ = ["Entry", "compare", "names_apart"]
 
@@ -23,25 +29,50 @@ def compare(
     out: Path | NewFolder | None = None,
     resume: bool = False,
     watch: Callable[[Method, int], Sequence[Observer]] = lambda method, seed: (),
+    together: bool | None = None,
 ) -> list[Entry]:
     """Run each of the settings, which share a world, with so many seeds; each run gets a folder below `out`.
 
-    What was finished before is not run again if `resume` is set. `watch` gives the observers of a run.
+    What was finished before is not run again if `resume` is set. `watch` gives the observers of a run. All runs go on
+    at the same time if they are computed `together`, as small nets are on a GPU by default.
     """
+    first = settings[0].world
+    worlds = [first.reseeded(first.seed + number) for number in range(seeds)]
+    # Whatever can be wrong with the settings must show before a folder is made.
+    engine = first.engine()
+    parent = out.make() if isinstance(out, NewFolder) else out
+
+    def one_run(one: Settings, fed: Federation) -> Entry:
+        folder = None if parent is None else parent / f"{one.method.name}-seed{fed.seed}"
+        return one, run(one, folder, resume, watch(one.method, fed.seed), fed)
+
+    if together is None:
+        together = engine.form.stacked and engine.net.device.type == "cuda"
+    if together and len(worlds) * len(settings) > 1 and all(_same_samples(first, world) for world in worlds[1:]):
+        meeting, runs = Meeting(), []
+        for number, (world, one) in enumerate(product(worlds, settings)):
+            beside = world.engine(engine)
+            beside.form = meeting.form(engine.form, number)
+            runs.append(partial(one_run, replace(one, world=world), world.federation(beside)))
+        return meeting.run(runs)
     entries = []
-    for number in range(seeds):
+    for world in worlds:
         # The world, and an engine with everything in it, is made once for all methods of a seed.
-        world = settings[0].world.reseeded(settings[0].world.seed + number)
-        fed = world.federation()
+        fed = world.federation(engine if world is first else None)
         try:
-            parent = out.make() if isinstance(out, NewFolder) else out
-            for one in settings:
-                one = replace(one, world=world)
-                folder = None if parent is None else parent / f"{one.method.name}-seed{world.seed}"
-                entries.append((one, run(one, folder, resume, watch(one.method, world.seed), fed)))
+            entries += [one_run(replace(one, world=world), fed) for one in settings]
         finally:
             fed.close()
     return entries
+
+
+def _same_samples(one: World, other: World) -> bool:
+    """Whether two worlds divide the very same prepared samples."""
+    ours, theirs = one.population, other.population
+    arrays = ("x", "y", "shift", "scale")
+    return ours.augment == theirs.augment and all(
+        np.array_equal(getattr(ours, name), getattr(theirs, name)) for name in arrays
+    )
 
 
 def names_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:

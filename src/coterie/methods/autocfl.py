@@ -24,8 +24,8 @@ Where the paper is open or wrong:
 - E_m stays as it was at the clustering, or is reset (`keep_epochs`): the paper says only that adjusting stops.
 - The paper has no sampling. Until clients are clustered all take part, because sums of losses are compared; after that
   `participation` counts.
-- The paper has no late clients. Here one trains from the model that clustering started from, and joins the cluster
-  whose mean last layer is nearest to its own. So does one that was away when clients were clustered.
+- The paper has no late clients. Here one first trains from the model that clustering started from, and joins the
+  cluster whose mean last layer is nearest to its own. So does one that was away when clients were clustered.
 """
 
 from dataclasses import replace
@@ -38,7 +38,7 @@ from torch import Tensor
 from coterie import adjustment, evidence, grouping
 from coterie.adjustment import Pace, train_for
 from coterie.clusters import Clusters
-from coterie.errors import NoAnswerError, SettingsError
+from coterie.errors import SettingsError
 from coterie.federation import Federation, Replies
 from coterie.method import Method, method
 from coterie.serving import Served
@@ -115,11 +115,13 @@ class AutoCFL(Method):
         pace = adjustment.grown(state.pace, len(fed.names), self.epochs)
         if state.origin is None:
             return self._adjusting(fed, state.clusters.models[0], pace)
-        clusters = self._complete(fed, state)
-        cohort = clusters.sample(fed, self.participation)
-        epochs = pace.epochs[cohort] if self.keep_epochs else self._first_epochs(cohort)
-        replies = self._train(fed, cohort, clusters.start(fed, cohort), epochs)
-        return replace(state, pace=pace, clusters=clusters.averaged(fed, replies))
+        cohort = np.union1d(state.clusters.sample(fed, self.participation), state.clusters.missing(fed))
+        epochs = pace.epochs[cohort]
+        if not self.keep_epochs:
+            epochs = torch.full_like(epochs, self.epochs)
+        replies = self._train(fed, cohort, state.clusters.start(fed, cohort, otherwise=state.origin), epochs)
+        clusters = state.clusters.averaged(fed, replies)
+        return replace(state, pace=pace, clusters=self._joined(fed, state, clusters, replies))
 
     def _adjusting(self, fed: Federation, model: Models, pace: Pace) -> State:
         """All clients train from one model; they are clustered, or their epochs adjusted."""
@@ -139,22 +141,15 @@ class AutoCFL(Method):
             return number >= self.cluster_round
         return adjustment.rises(pace) or number >= self.last_round
 
-    def _complete(self, fed: Federation, state: State) -> Clusters:
-        """The clusters with those in one that came late, or were away when the others were clustered."""
-        assert state.origin is not None
-        assert state.heads is not None
-        late = state.clusters.missing(fed)
+    def _joined(self, fed: Federation, state: State, clusters: Clusters, replies: Replies) -> Clusters:
+        """The clusters with those that trained from the model before clustering because they were in none."""
+        late = (clusters.of(fed)[replies.clients] < 0).nonzero()[:, 0]
         if not len(late):
-            return state.clusters
-        try:
-            replies = self._train(fed, late, state.origin, self._first_epochs(late))
-        except NoAnswerError:  # they are asked again in the next round
-            return state.clusters
-        away = torch.cdist(replies.model.part("head").double(), state.heads.double())
-        return state.clusters.joined(fed, replies.clients, away.argmin(dim=1).cpu())
-
-    def _first_epochs(self, clients: np.ndarray) -> Tensor:
-        return torch.full((len(clients),), self.epochs, dtype=torch.float64)
+            return clusters
+        assert state.heads is not None
+        heads = replies.model.part("head")[late.to(state.heads.device)]
+        nearest = torch.cdist(heads.double(), state.heads.double()).argmin(dim=1)
+        return clusters.joined(fed, replies.clients[late], nearest.cpu())
 
     def _train(self, fed: Federation, clients: np.ndarray, start: Models, epochs: Tensor) -> Replies:
         """Let clients train from one model, or from one each [client], for so many epochs [client]."""

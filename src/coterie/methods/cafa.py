@@ -101,19 +101,17 @@ class CAFA(Method):
         counts = F.pad(state.counts, (0, 0, 0, more)).clone()
         labels, iid = F.pad(state.labels, (0, more), value=-1).clone(), F.pad(state.iid, (0, more)).clone()
         new = fed.clients[(labels[fed.clients] < 0).numpy()]
-        unchanged = State(state.model, counts, labels, iid)
-        if not len(new):
-            return unchanged
-        try:
-            replies = fed.run(label_histogram, new)
-        except NoAnswerError:  # they are asked again in the next round
-            return unchanged
-        counts[replies.clients] = replies.label_histogram.cpu()
-        known = counts.sum(dim=1) > 0
-        shares = evidence.label_shares(counts[known])
-        found = self._clusters(shares, fed.seed)
-        labels[known] = torch.from_numpy(found.labels)
-        iid[known] = torch.from_numpy(grouping.largest_group(found.labels, shares).matrix[0])
+        if len(new):
+            try:
+                replies = fed.run(label_histogram, new)
+            except NoAnswerError:  # they are asked again in the next round; the others can do without them
+                return State(state.model, counts, labels, iid)
+            counts[replies.clients] = replies.label_histogram.cpu()
+            known = counts.sum(dim=1) > 0
+            shares = evidence.label_shares(counts[known])
+            found = self._clusters(shares, fed.seed)
+            labels[known] = torch.from_numpy(found.labels)
+            iid[known] = torch.from_numpy(grouping.largest_group(found.labels, shares).matrix[0])
         return State(state.model, counts, labels, iid)
 
     def _clusters(self, shares: np.ndarray, seed: int) -> Grouping:

@@ -28,7 +28,6 @@ Where the paper is open or wrong:
 - Running statistics are averaged and never corrected.
 """
 
-from contextlib import suppress
 from typing import Literal
 
 import numpy as np
@@ -115,10 +114,11 @@ class CFIC(Method):
         """The table with the labels of these clients: only those that are new to it are asked."""
         labels = F.pad(labels.clone(), (0, len(fed.names) - len(labels)), value=-1)
         new = clients[(labels[clients] < 0).numpy()]
-        if not len(new):
-            return labels
-        with suppress(NoAnswerError):  # who does not answer is asked again in the next round
-            replies = fed.run(dominant_label, new)
+        if len(new):
+            try:
+                replies = fed.run(dominant_label, new)
+            except NoAnswerError:  # they are asked again in the next round; the others can do without them
+                return labels
             labels[replies.clients] = replies.dominant_label.cpu()
         return labels
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from coterie.errors import SettingsError
+from coterie.nets.convolution import convolve, convolving, normalise, pool, pooling
 from coterie.randomness import uniform
 
 __all__ = ["BatchNorm", "Dropout", "Pass", "adopt", "passing"]
@@ -32,6 +33,8 @@ class Pass:
     """What the noise of this pass is drawn from, a scalar."""
     draws: int = 0
     """How many layers have drawn already: each gets noise of its own."""
+    stacked: bool = False
+    """Whether many models run at once, under `vmap`."""
 
     def noise(self, *shape: int) -> Tensor:
         """Uniform numbers for the next layer that asks."""
@@ -113,12 +116,53 @@ class BatchNorm(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
+class Conv2d(nn.Conv2d):
+    """The stock layer, but for many models at once where there are kernels for that."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolve [row, channel, height, width]."""
+        current = getattr(_local, "current", _EVALUATION)
+        kernels = convolving(x, self.weight) if current.stacked and self._plain(x) else None
+        if kernels is None:
+            return super().forward(x)
+        return convolve(x, self.weight, self.bias, self.padding, kernels)  # type: ignore[arg-type]
+
+    def _plain(self, x: Tensor) -> bool:
+        usual = (self.stride, self.dilation, self.groups, self.padding_mode) == ((1, 1), (1, 1), 1, "zeros")
+        return usual and isinstance(self.padding, tuple) and x.dim() == 4
+
+
+class MaxPool2d(nn.MaxPool2d):
+    """The stock layer, but for many models at once where there are kernels for that."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Pool [row, channel, height, width]."""
+        current = getattr(_local, "current", _EVALUATION)
+        kernels = pooling(x) if current.stacked and self._plain else None
+        return super().forward(x) if kernels is None else pool(x, kernels)
+
+    @property
+    def _plain(self) -> bool:
+        twos, rest = ((2, 2), 2), (self.padding, self.dilation, self.return_indices, self.ceil_mode)
+        return self.kernel_size in twos and self.stride in twos and rest == (0, 1, False, False)
+
+
 class GroupNorm(nn.GroupNorm):
-    """The stock layer, but for stacks of images that lie channels-last."""
+    """The stock layer, but for images that lie channels-last."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [row, channel, ...]."""
-        return _in_any_layout(super().forward, x)
+        current = getattr(_local, "current", _EVALUATION)
+        kernels = pooling(x) if self.takes_channels_last and not current.stacked and x.dim() == 4 else None
+        if kernels is None or not x.is_contiguous(memory_format=torch.channels_last):
+            return _in_any_layout(super().forward, x)
+        return normalise(x, self.weight, self.bias, self.num_groups, self.eps, kernels)
+
+    @property
+    def takes_channels_last(self) -> bool:
+        """Whether there are kernels for it: those take powers of two."""
+        powers = all(number & (number - 1) == 0 for number in (self.num_channels, self.num_groups))
+        return powers and self.affine and self.num_channels <= 1024
 
 
 def _in_any_layout(kernel: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -180,6 +224,10 @@ def _replacement(module: nn.Module) -> nn.Module:
         return norm
     if isinstance(module, nn.GroupNorm):
         module.__class__ = GroupNorm
+    if type(module) is nn.Conv2d:
+        module.__class__ = Conv2d
+    if type(module) is nn.MaxPool2d:
+        module.__class__ = MaxPool2d
     if isinstance(module, nn.Dropout):
         return Dropout(module.p)
     if isinstance(module, _STOCK_CHANNEL_DROPOUTS):

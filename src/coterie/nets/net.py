@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from coterie.errors import SettingsError
-from coterie.nets.layers import Pass, adopt, passing
+from coterie.nets.layers import GroupNorm, Pass, adopt, passing
 from coterie.randomness import torch_generator
 
 __all__ = ["Factory", "Layout", "Net"]
@@ -149,12 +149,25 @@ class Net:
         if self.module.training != current.training:
             self.module.train(current.training)
         # A module may change its buffers in place: then a copy, not what was given.
-        tensors = self.parameters.views(parameters) | self.buffers.views(buffers.clone())
+        trained = self.parameters.views(parameters)
+        if self.device.type == "cuda" and (current.stacked or not self._channels_last):
+            inputs = [x.contiguous() if isinstance(x, Tensor) else x for x in inputs]
+            if not current.stacked:
+                trained = {name: tensor.contiguous() for name, tensor in trained.items()}
+        tensors = trained | self.buffers.views(buffers.clone())
         with passing(current):
             output = functional_call(self.module, tensors, tuple(inputs), tie_weights=self._tied)
         if not (current.training and self.buffers.names):
             return output, buffers
         return output, self.buffers.flatten(tensors)
+
+    @cached_property
+    def _channels_last(self) -> bool:
+        """Whether images of this net are best left channels-last on a GPU: torch's group normalisation copies them."""
+        norms = [module for module in self.module.modules() if isinstance(module, nn.GroupNorm)]
+        return not norms or (
+            self.dtype == torch.float32 and all(isinstance(n, GroupNorm) and n.takes_channels_last for n in norms)
+        )
 
     @cached_property
     def layers(self) -> tuple[str, ...]:

@@ -96,8 +96,8 @@ class Waiting:
     patience: float = 300.0
     """Seconds that the run waits for sites that are missing, before it stops."""
 
-    poll: float = 0.1
-    """Seconds between looks for answers."""
+    poll: float = 0.05
+    """Seconds until the first look for answers; looks become rarer, down to one in a second."""
 
     def __post_init__(self) -> None:
         if self.min_sites < 1:
@@ -264,6 +264,7 @@ class FlowerEngine:
         open_messages = {message: node for node, message in sent.items()}
         answers: dict[int, Any] = {}
         deadline = time.monotonic() + self.waiting.timeout
+        pause = self.waiting.poll
         while open_messages:
             for message, content in self.transport.receive(list(open_messages)).items():
                 node = open_messages.pop(message)
@@ -275,7 +276,8 @@ class FlowerEngine:
                     log.warning("site %s did not answer within %g s", who[node], self.waiting.timeout)
                 break
             if open_messages:
-                time.sleep(self.waiting.poll)
+                time.sleep(pause)
+                pause = min(1.5 * pause, max(1.0, self.waiting.poll))
         return answers
 
     def _read(self, content: bytes | None, name: str) -> dict[str, Any] | None:
@@ -323,7 +325,8 @@ class FlowerEngine:
             if answer is not None and outputs is not None:
                 checked[client] = (answer, outputs)
         checked = self._alike(call.program.name, checked)
-        if who and len(self._complaints) == len(who):  # they would fail again
+        # Where everybody was asked and everybody failed, they would fail again; a part of them may just be newcomers.
+        if who and len(self._complaints) == len(who) == len(self.present()):
             raise ProgramError(f"round {call.at.number}, no site can: {next(iter(self._complaints.values()))}")
         self._enough(call, len(checked))
         letters = []
@@ -394,7 +397,7 @@ class FlowerEngine:
         if answered < needed:
             raise RoundLostError(
                 f"round {call.at.number}, {call.program.name}: {answered} of {len(call.clients)} sites answered, "
-                f"at least {needed} are needed"
+                f"at least {needed} are needed" + "".join(f" ({why})" for why in [*self._complaints.values()][:1])
             )
 
     def _run_here(self, call: Call) -> Answers:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Collection, Mapping
 
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from coterie.errors import CoterieError
@@ -17,20 +17,31 @@ MESSAGE_TYPE = "query"
 
 _KIND = "coterie"
 
+_SMALL = 1 << 20
+"""Bytes up to which all parts travel in one record: every object of a message is a request of its own."""
+
 
 def packed(parts: Mapping[str, bytes]) -> RecordDict:
-    """Named bytes as records. Flower cuts arrays into pieces, and stores a part that many messages share only once."""
+    """Named bytes as records.
+
+    Large ones are arrays, which Flower cuts into pieces, and of which it stores one that many messages share only once.
+    """
+    if sum(map(len, parts.values())) <= _SMALL:
+        return RecordDict({_KIND: ConfigRecord(dict(parts))})
     arrays = {name: Array(dtype="uint8", shape=(len(part),), stype=_KIND, data=part) for name, part in parts.items()}
     return RecordDict({name: ArrayRecord({name: array}) for name, array in arrays.items()})
 
 
 def unpacked(records: RecordDict) -> dict[str, bytes]:
     """The named bytes in records."""
-    parts = {}
+    parts: dict[str, bytes] = {}
     for name, record in records.items():
-        if not isinstance(record, ArrayRecord) or list(record) != [name] or record[name].stype != _KIND:
+        if name == _KIND and isinstance(record, ConfigRecord):
+            parts |= {str(key): value for key, value in record.items() if isinstance(value, bytes)}
+        elif not isinstance(record, ArrayRecord) or list(record) != [name] or record[name].stype != _KIND:
             raise CoterieError(f"a message with a record {name!r} that is none of ours")
-        parts[str(name)] = record[name].data
+        else:
+            parts[str(name)] = record[name].data
     return parts
 
 

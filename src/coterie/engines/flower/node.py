@@ -37,8 +37,8 @@ __all__ = ["reply", "serve"]
 
 log = logging.getLogger("coterie")
 
-_POLL = 0.2
-"""Seconds between looks for messages."""
+_POLLS = (0.1, 1.0)
+"""Seconds between looks for messages: at first after one, and at most."""
 
 _ADMISSION = 2.5 * HEARTBEAT_DEFAULT_INTERVAL
 """Seconds after which a server that does not let this site in will not do so any more: two heartbeats and some."""
@@ -78,11 +78,14 @@ def serve(site: RealSite, superlink: str, ca: Path, key: Path, ready: Callable[[
     with http_request_response(superlink, False, str(ca), keys) as connection:
         node, receive, send, _, _, pull, push, confirm = connection
         ready(node)
+        pause, longest = _POLLS
         while True:
             received = receive()
             if received is None:
-                time.sleep(_POLL)
+                time.sleep(pause)
+                pause = min(1.5 * pause, longest)
                 continue
+            pause = _POLLS[0]
             try:
                 _answer(site, received, pull, confirm, send, push)
             except Exception:  # a message that cannot be had or answered must not end the site
@@ -94,7 +97,13 @@ def _answer(site: RealSite, received: Any, pull: Any, confirm: Any, send: Any, p
     envelope, tree = received
     run = envelope.metadata.run_id
     message = pull_and_inflate_object_from_tree(
-        tree, lambda name: pull(run, name), lambda name: confirm(run, name), return_type=Message
+        tree,
+        lambda name: pull(run, name),
+        lambda name: confirm(run, name),
+        return_type=Message,
+        # A message can be seen a moment before its content is there.
+        initial_backoff=0.05,
+        backoff_cap=1.0,
     )
     message.metadata.__dict__["_message_id"] = tree.object_id
     started = time.monotonic()

@@ -2,9 +2,10 @@
 
 import logging
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from coterie.engines.chunk import Result, Site, joined, part_of, run_chunk
 from coterie.engines.simulation.workers import Workers
 from coterie.errors import CoterieError, SettingsError
 from coterie.federation import Answers, Call
-from coterie.forms import FORMS, form_named
+from coterie.forms import FORMS, Form, form_named
 from coterie.letters import Letters
 from coterie.memory import Memory
 from coterie.nets import make_net
@@ -32,6 +33,9 @@ _SERVER_PART = 1000
 _SMALL_NET = 100_000
 """Multiply-and-adds per sample up to which the vectorised form is the faster one on a CPU (see benchmarks)."""
 
+_SMALL_NET_GPU, _SMALL_NET_TF32 = 10_000_000, 20_000_000
+"""The same on a GPU, and in tf32, for which there are kernels; larger nets are faster side by side, as `branch`."""
+
 _QUICK_EPOCH = 1e10
 """Multiply-and-adds of an epoch over all clients up to which starting worker processes does not pay: about a second."""
 
@@ -40,8 +44,9 @@ _QUICK_EPOCH = 1e10
 class Computing:
     """Where and how a simulation computes. Nothing here changes a result beyond float rounding, but for precision."""
 
-    engine: Literal["simulation", "loop", "vectorised"] = "simulation"
-    """One client after another (`loop`), many at once (`vectorised`), or whichever suits net and device."""
+    engine: Literal["simulation", "loop", "vectorised", "branch"] = "simulation"
+    """One client after another (`loop`), many at once (`vectorised`), one after another but side by side on a GPU
+    (`branch`), or whichever suits net and device."""
 
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1` ...; `auto` takes a GPU if there is one."""
@@ -53,13 +58,13 @@ class Computing:
     """Processes of one thread each that share the work on a CPU; 0 computes in this process. By default one per core,
     if there is enough to do."""
 
-    memory: float = 1.0
-    """Gigabytes that clients who are computed together may take."""
+    memory: float | None = None
+    """Gigabytes that clients who are computed together may take: 1 by default, on a GPU half of what is free."""
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 0:
             raise SettingsError(f"workers={self.workers}: 0 or more")
-        if self.memory <= 0:
+        if self.memory is not None and self.memory <= 0:
             raise SettingsError(f"memory={self.memory}: gigabytes, above 0")
 
     @property
@@ -85,10 +90,21 @@ class Simulation:
 
     real = False
 
-    def __init__(self, population: Population, net: str | Factory, computing: Computing | None = None) -> None:
+    def __init__(
+        self,
+        population: Population,
+        net: str | Factory,
+        computing: Computing | None = None,
+        beside: "Simulation | None" = None,
+    ) -> None:
+        """An engine for a population; `beside` another of the same net and samples, it shares both with it."""
         self.computing = computing or Computing()
         device, dtype = self.computing.find_device(), self.computing.dtype
-        self.net = make_net(net, population.shape, population.classes, device, dtype)
+        if beside is None:
+            self.net = make_net(net, population.shape, population.classes, device, dtype)
+            self._pool = Pool.of(population, device, dtype)
+        else:
+            self.net, self._pool = beside.net, beside._pool
         self.names = population.names
         self.sizes = [len(shard.train) for shard in population.shards]
         parts = server_parts(population.server)
@@ -96,8 +112,9 @@ class Simulation:
         shards = [*population.shards, population.server, *parts]
         self.server = range(-len(parts), 0)
         form = form_named(self._choose_form(device), half=self.computing.precision == "bf16")
-        self._site = Site(self.net, Pool.of(population, device, dtype), shards, population.server.test, form)
+        self._site = Site(self.net, self._pool, shards, population.server.test, form)
         self._memory = Memory(len(shards))
+        self._memory_limit = self._choose_memory(device)
         workers = self._choose_workers(device)
         self._workers = Workers(workers, self._site) if workers else None
 
@@ -106,8 +123,10 @@ class Simulation:
     def _choose_form(self, device: torch.device) -> str:
         if self.computing.engine in FORMS:
             return self.computing.engine
-        small = self.net.work <= _SMALL_NET
-        return "vectorised" if device.type != "cpu" or small else "loop"
+        if device.type == "cpu":
+            return "vectorised" if self.net.work <= _SMALL_NET else "loop"
+        most = _SMALL_NET_TF32 if self.computing.precision == "tf32" else _SMALL_NET_GPU
+        return "vectorised" if self.net.work <= most else "branch"
 
     def _choose_workers(self, device: torch.device) -> int:
         if device.type != "cpu":
@@ -118,27 +137,46 @@ class Simulation:
         epoch = 3 * self.net.work * sum(self.sizes)  # the backward pass is two forward passes
         return min(cores, len(self.names)) if cores > 1 and epoch > _QUICK_EPOCH else 0
 
+    def _choose_memory(self, device: torch.device) -> float:
+        if self.computing.memory is not None:
+            return self.computing.memory
+        return torch.cuda.mem_get_info(device)[0] / 2e9 if device.type == "cuda" else 1.0
+
+    @property
+    def form(self) -> Form:
+        """How clients are computed."""
+        return self._site.form
+
+    @form.setter
+    def form(self, form: Form) -> None:
+        self._site = replace(self._site, form=form)
+
     def explain(self) -> str:
         """How it computes, and why."""
-        where = f"{self._workers.count} worker processes" if self._workers else "this process"
-        work = f"{self.net.work:,} multiply-and-adds a sample"
-        told = "as told" if self.computing.engine in FORMS else f"chosen for {work} on {self._site.pool.device}"
-        return f"{self._site.form.name} form ({told}), {self.computing.precision}, in {where}"
+        device, form, net = self._site.pool.device, self._site.form, self.net
+        told = "as told" if self.computing.engine in FORMS else f"chosen for this net on {device.type}"
+        where = f"{self._workers.count} worker processes of one thread" if self._workers else "this process"
+        parts = [f"{form.name} form ({told}): {form.about}"]
+        parts.append(f"net {net.name}: {net.parameters.total:,} parameters, {net.work:,} multiply-and-adds a sample")
+        parts.append(f"{self.computing.precision} on {device}, in {where}")
+        if form.together:
+            parts.append(f"up to {self._lanes(32):,} clients together, as {self._memory_limit:.3g} GB allow")
+        return "; ".join(parts)
 
     def _chunks(self, call: Call) -> list[np.ndarray]:
         """The rows of a call in groups that are computed together, clients with most samples first."""
         part = "test" if call.at.scoring else "train"
         sizes = [len(self._site.shards[client].part(part)) for client in call.clients]
         order = np.argsort(-np.array(sizes), kind="stable")
-        lanes = self._lanes(call) if self._site.form.name == "vectorised" else 1
+        batches = [getattr(value, "batch", 0) for value in call.settings.values()]
+        lanes = self._lanes(max([*batches, 32])) if self._site.form.together else 1
         return [order[first : first + lanes] for first in range(0, len(order), lanes)]
 
-    def _lanes(self, call: Call) -> int:
-        batches = [getattr(value, "batch", 0) for value in call.settings.values()]
-        rows = max([*batches, 32])
+    def _lanes(self, rows: int) -> int:
+        """How many clients with batches of so many rows fit into memory together."""
         # Parameters, gradient, velocity and a temporary; activations once forward and about once backward.
         numbers = 4 * self.net.parameters.total + 2 * rows * (self.net.activations + int(np.prod(self.net.shape)))
-        return max(1, int(self.computing.memory * 1e9 / (numbers * self.net.dtype.itemsize)))
+        return max(1, int(self._memory_limit * 1e9 / (numbers * self.net.dtype.itemsize)))
 
     # Running programs
 
@@ -153,20 +191,37 @@ class Simulation:
         """Run a program on clients, group by group."""
         chunks = self._chunks(call)
         calls = [part_of(call, rows) for rows in chunks]
-        memories = [self._memory.rows(torch.from_numpy(one.clients)) for one in calls]
         if self._workers is not None and Workers.can_run(call):
-            results = self._workers.run(calls, memories)
+            memories = [self._memory_of(one) for one in calls]
+            results = list(zip(calls, self._workers.run(calls, memories), strict=True))
         else:
-            results = [self._run_here(one, memory) for one, memory in zip(calls, memories, strict=True)]
-        for one, (_, kept, _) in zip(calls, results, strict=True):
+            results = [result for one in calls for result in self._run_here(one)]
+        for one, (_, kept, _) in results:
             self._memory.update(torch.from_numpy(one.clients), {name: value.to("cpu") for name, value in kept.items()})
-        order = torch.from_numpy(np.argsort(np.concatenate(chunks)))
-        letters = Letters(letter for _, _, written in results for letter in written)
-        return Answers(call.clients, joined([outputs for outputs, _, _ in results], order), letters)
+        order = torch.from_numpy(np.argsort(np.concatenate([one.clients for one, _ in results])))
+        letters = Letters(letter for _, (_, _, written) in results for letter in written)
+        return Answers(call.clients, joined([outputs for _, (outputs, _, _) in results], order), letters)
 
-    def _run_here(self, call: Call, memory: Memory) -> Result:
-        with settled(self.computing.precision, self._site.pool.device):
-            return run_chunk(call, memory, self._site)
+    def _memory_of(self, call: Call) -> Memory:
+        return self._memory.rows(torch.from_numpy(call.clients))
+
+    def _run_here(self, call: Call) -> list[tuple[Call, Result]]:
+        """Run a program in this process, in smaller groups if memory runs out."""
+        try:
+            with settled(self.computing.precision, self._site.pool.device):
+                return [(call, run_chunk(call, self._memory_of(call), self._site))]
+        except torch.OutOfMemoryError as error:
+            if len(call.clients) == 1:
+                message = f"memory runs out for one client alone ({call.program.name}): a smaller batch may help"
+                raise CoterieError(message) from error
+        # Here, not inside: the traceback of the error holds on to what the failed attempt has taken.
+        self._site.form.forget()
+        torch.cuda.empty_cache()
+        half = len(call.clients) // 2
+        self._memory_limit /= 2
+        log.warning("memory ran out for %d clients together: going on with %d", len(call.clients), half)
+        rows = np.arange(len(call.clients))
+        return [part for some in (rows[:half], rows[half:]) for part in self._run_here(part_of(call, some))]
 
     def server_clients(self, at: Round) -> Clients:
         """The `Clients` interface over what the server itself holds."""
@@ -229,19 +284,42 @@ def server_parts(server: Shard) -> list[Shard]:
 
 @contextmanager
 def settled(precision: str, device: torch.device) -> Iterator[None]:
-    """Torch's settings while a program runs; they are as before afterwards."""
-    with ExitStack() as stack:
-        if device.type == "cpu":
-            # One thread: with several, small operations of a loaded machine take up to ten times as long.
-            threads = torch.get_num_threads()
-            torch.set_num_threads(1)
-            stack.callback(torch.set_num_threads, threads)
-        else:
-            tf32 = precision == "tf32"
-            before = torch.get_float32_matmul_precision()
-            torch.set_float32_matmul_precision("high" if tf32 else "highest")
-            stack.callback(torch.set_float32_matmul_precision, before)
-            stack.enter_context(
-                torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32)
-            )
+    """Torch's settings while programs run; when the last of them ends, they are as before.
+
+    Runs that meet for training are all inside, in threads: the first sets what the others need too.
+    """
+    with _settings.lock:
+        if not _settings.inside:
+            _settings.undo = _set_torch(precision, device)
+        _settings.inside += 1
+    try:
         yield
+    finally:
+        with _settings.lock:
+            _settings.inside -= 1
+            if not _settings.inside:
+                _settings.undo.close()
+
+
+class _settings:  # noqa: N801
+    """How many programs run in this process, and what takes torch's settings back."""
+
+    lock = threading.Lock()
+    inside = 0
+    undo = ExitStack()
+
+
+def _set_torch(precision: str, device: torch.device) -> ExitStack:
+    undo = ExitStack()
+    if device.type == "cpu":
+        # One thread: with several, small operations of a loaded machine take up to ten times as long.
+        undo.callback(torch.set_num_threads, torch.get_num_threads())
+        torch.set_num_threads(1)
+    else:
+        tf32 = precision == "tf32"
+        undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        undo.enter_context(
+            torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32)
+        )
+    return undo

@@ -1,0 +1,376 @@
+"""Convolutions and pooling of many clients at once, each with its own kernels, written in Triton.
+
+cuDNN computes them as grouped convolutions, one small kernel per client and in memory formats that cost copies. Here
+the client is an axis of the grid, images stay as they are, and the matrix that a convolution multiplies with is never
+laid out in memory. There are two kernels: one convolves (the gradient of the input is a convolution too), one gives the
+gradient of the weights. Others are for pooling, which torch's own kernels do several times slower than memory allows,
+and for group normalisation of images that lie channels-last, which torch copies into its usual format and back.
+"""
+
+# ruff: noqa: N803  (what is known when a kernel is compiled is in capitals)
+# mypy: disable-error-code="import-not-found,no-untyped-def,untyped-decorator"
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+__all__ = ["convolution", "group_norm", "group_norm_back", "pool", "unpool", "weight_gradient"]
+
+
+@triton.jit
+def _convolve(
+    images, kernels, biases, out, images_stride, kernels_stride, biases_stride, rows,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    FILTERS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    KERNEL_HEIGHT: tl.constexpr, KERNEL_WIDTH: tl.constexpr, PAD_HEIGHT: tl.constexpr, PAD_WIDTH: tl.constexpr,
+    BIAS: tl.constexpr, FLIP: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_FILTERS: tl.constexpr, BLOCK_PIXELS: tl.constexpr, BLOCK_TAPS: tl.constexpr,
+):  # fmt: skip
+    """out[client, row, filter, pixel] = sum over taps of kernels[client, filter, tap] images[client, row, tap, pixel].
+
+    A tap is a place in the kernel and a channel; the channel runs fastest, as kernels are stored. With FLIP the kernels
+    are stored as [channel, place, filter] and read from their end: that convolution takes gradients back to the input.
+    """
+    client = tl.program_id(2).to(tl.int64)
+    images += client * images_stride
+    kernels += client * kernels_stride
+    taps = CHANNELS * KERNEL_HEIGHT * KERNEL_WIDTH
+    area = OUT_HEIGHT * OUT_WIDTH
+    pixel = tl.program_id(0) * BLOCK_PIXELS + tl.arange(0, BLOCK_PIXELS)
+    row, place = pixel // area, pixel % area
+    top, left = place // OUT_WIDTH - PAD_HEIGHT, place % OUT_WIDTH - PAD_WIDTH
+    corner = row * (CHANNELS * HEIGHT * WIDTH) + top * WIDTH + left
+    filters = tl.program_id(1) * BLOCK_FILTERS + tl.arange(0, BLOCK_FILTERS)
+    total = tl.zeros((BLOCK_PIXELS, BLOCK_FILTERS), dtype=tl.float32)
+    for first in range(0, taps, BLOCK_TAPS):
+        tap = first + tl.arange(0, BLOCK_TAPS)
+        channel, spot = tap % CHANNELS, tap // CHANNELS
+        down, right = spot // KERNEL_WIDTH, spot % KERNEL_WIDTH
+        if FLIP:
+            stored = channel * (KERNEL_HEIGHT * KERNEL_WIDTH) + (KERNEL_HEIGHT * KERNEL_WIDTH - 1 - spot)
+            weights = kernels + stored[:, None] * FILTERS + filters[None, :]
+        else:
+            weights = kernels + filters[None, :] * taps + tap[:, None]
+        weight = tl.load(weights, mask=(filters[None, :] < FILTERS) & (tap[:, None] < taps), other=0.0)
+        there = (pixel[:, None] < rows * area) & (tap[None, :] < taps)
+        if PAD_HEIGHT + PAD_WIDTH > 0:
+            y, x = top[:, None] + down[None, :], left[:, None] + right[None, :]
+            there = there & (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH)
+        offset = channel * (HEIGHT * WIDTH) + down * WIDTH + right
+        value = tl.load(images + corner[:, None] + offset[None, :], mask=there, other=0.0)
+        total = tl.dot(value, weight, total, input_precision=PRECISION)
+    total = tl.trans(total)  # the pixels of an image lie side by side in the output
+    if BIAS:
+        total += tl.load(biases + client * biases_stride + filters, mask=filters < FILTERS, other=0.0)[:, None]
+    out += client * rows * (FILTERS * area)
+    target = row[None, :] * (FILTERS * area) + filters[:, None] * area + place[None, :]
+    tl.store(out + target, total, mask=(filters[:, None] < FILTERS) & (pixel[None, :] < rows * area))
+
+
+@triton.jit(do_not_specialize=["clients"])
+def _weight_gradient(
+    images, gradients, out, images_stride, gradients_stride, rows, clients, steps,
+    CHANNELS: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
+    FILTERS: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    KERNEL_HEIGHT: tl.constexpr, KERNEL_WIDTH: tl.constexpr, PAD_HEIGHT: tl.constexpr, PAD_WIDTH: tl.constexpr,
+    PARTS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_FILTERS: tl.constexpr, BLOCK_PIXELS: tl.constexpr, BLOCK_TAPS: tl.constexpr,
+):  # fmt: skip
+    """out[part, client, filter, tap] = sum over a part of the pixels of gradients and images under the tap."""
+    client = tl.program_id(2).to(tl.int64)
+    images += client * images_stride
+    gradients += client * gradients_stride
+    part = tl.program_id(1) % PARTS
+    taps = CHANNELS * KERNEL_HEIGHT * KERNEL_WIDTH
+    area = OUT_HEIGHT * OUT_WIDTH
+    tap = tl.program_id(0) * BLOCK_TAPS + tl.arange(0, BLOCK_TAPS)
+    channel, spot = tap % CHANNELS, tap // CHANNELS
+    down, right = spot // KERNEL_WIDTH, spot % KERNEL_WIDTH
+    offset = channel * (HEIGHT * WIDTH) + down * WIDTH + right
+    filters = (tl.program_id(1) // PARTS) * BLOCK_FILTERS + tl.arange(0, BLOCK_FILTERS)
+    total = tl.zeros((BLOCK_FILTERS, BLOCK_TAPS), dtype=tl.float32)
+    for step in range(steps):
+        pixel = (part * steps + step) * BLOCK_PIXELS + tl.arange(0, BLOCK_PIXELS)
+        real = pixel < rows * area
+        row, place = pixel // area, pixel % area
+        top, left = place // OUT_WIDTH - PAD_HEIGHT, place % OUT_WIDTH - PAD_WIDTH
+        source = row[None, :] * (FILTERS * area) + filters[:, None] * area + place[None, :]
+        gradient = tl.load(gradients + source, mask=(filters[:, None] < FILTERS) & real[None, :], other=0.0)
+        there = real[:, None] & (tap[None, :] < taps)
+        if PAD_HEIGHT + PAD_WIDTH > 0:
+            y, x = top[:, None] + down[None, :], left[:, None] + right[None, :]
+            there = there & (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH)
+        corner = row * (CHANNELS * HEIGHT * WIDTH) + top * WIDTH + left
+        value = tl.load(images + corner[:, None] + offset[None, :], mask=there, other=0.0)
+        total = tl.dot(gradient, value, total, input_precision=PRECISION)
+    out += (part * clients + client) * (FILTERS * taps)
+    target = filters[:, None] * taps + tap[None, :]
+    tl.store(out + target, total, mask=(filters[:, None] < FILTERS) & (tap[None, :] < taps))
+
+
+def convolution(
+    images: Tensor, kernels: Tensor, biases: Tensor | None, padding: tuple[int, int], flip: bool, precision: str
+) -> Tensor:
+    """Images [client, row, channel, y, x] under kernels [client, filter, y, x, channel], or flipped ones."""
+    images, kernels = _rows_apart(images), _rows_apart(kernels)
+    clients, rows, channels, height, width = images.shape
+    filters, down, right = kernels.shape[4 if flip else 1], kernels.shape[2], kernels.shape[3]
+    high, wide = height + 2 * padding[0] - down + 1, width + 2 * padding[1] - right + 1
+    out = images.new_empty(clients, rows, filters, high, wide)
+    tile, pixels, taps, warps, stages = _convolution_blocks(filters, channels * down * right)
+    grid = (triton.cdiv(rows * high * wide, pixels), triton.cdiv(filters, tile), clients)
+    _convolve[grid](
+        images, kernels, out if biases is None else biases, out,
+        images.stride(0), kernels.stride(0), 0 if biases is None else biases.stride(0), rows,
+        channels, height, width, filters, high, wide, down, right, *padding, biases is not None, flip, precision,
+        tile, pixels, taps, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return out
+
+
+def weight_gradient(images: Tensor, gradients: Tensor, padding: tuple[int, int], precision: str) -> Tensor:
+    """The gradient of kernels, [client, filter, y, x, channel]."""
+    images, gradients = _rows_apart(images), _rows_apart(gradients)
+    clients, rows, channels, height, width = images.shape
+    filters, high, wide = gradients.shape[2:]
+    down, right = height + 2 * padding[0] - high + 1, width + 2 * padding[1] - wide + 1
+    taps = channels * down * right
+    tile, pixels, block, warps, stages = _gradient_blocks(filters, taps)
+    programs = clients * triton.cdiv(filters, tile) * triton.cdiv(taps, block)
+    steps = triton.cdiv(rows * high * wide, pixels)
+    # As many parts as fill the processors four times over, each of at least four steps. Their sums are added in order.
+    parts = triton.next_power_of_2(max(1, min(triton.cdiv(4 * _processors(), programs), steps // 4)))
+    out = images.new_empty(parts, clients, filters, taps)
+    grid = (triton.cdiv(taps, block), triton.cdiv(filters, tile) * parts, clients)
+    _weight_gradient[grid](
+        images, gradients, out, images.stride(0), gradients.stride(0), rows, clients, triton.cdiv(steps, parts),
+        channels, height, width, filters, high, wide, down, right, *padding, parts, precision,
+        tile, pixels, block, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    whole = out[0] if parts == 1 else out.sum(dim=0)
+    return whole.unflatten(-1, (down, right, channels))
+
+
+@triton.jit
+def _pool(
+    images, out, index, total,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The largest of each square of 2x2 pixels, and which of the four it is: the first of equals."""
+    pixel = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    real = pixel < total
+    image, place = pixel // (OUT_HEIGHT * OUT_WIDTH), pixel % (OUT_HEIGHT * OUT_WIDTH)
+    corner = images + image * (HEIGHT * WIDTH) + (place // OUT_WIDTH) * (2 * WIDTH) + (place % OUT_WIDTH) * 2
+    best = tl.load(corner, mask=real, other=0.0)
+    which = tl.zeros((BLOCK,), dtype=tl.int8)
+    for number in tl.static_range(1, 4):
+        value = tl.load(corner + (number // 2) * WIDTH + number % 2, mask=real, other=0.0)
+        better = (value > best) | (value != value)
+        best = tl.where(better, value, best)
+        which = tl.where(better, tl.full((BLOCK,), number, tl.int8), which)
+    tl.store(out + pixel, best, mask=real)
+    tl.store(index + pixel, which, mask=real)
+
+
+@triton.jit
+def _unpool(
+    gradients, index, out, total,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Gradients of the squares at the pixels that were the largest, and 0 elsewhere."""
+    pixel = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    image, place = pixel // (HEIGHT * WIDTH), pixel % (HEIGHT * WIDTH)
+    y, x = place // WIDTH, place % WIDTH
+    square = image * (OUT_HEIGHT * OUT_WIDTH) + (y // 2) * OUT_WIDTH + x // 2
+    inside = (pixel < total) & (y < 2 * OUT_HEIGHT) & (x < 2 * OUT_WIDTH)
+    which = tl.load(index + square, mask=inside, other=-1)
+    value = tl.load(gradients + square, mask=inside, other=0.0)
+    tl.store(out + pixel, tl.where(which == (y % 2) * 2 + x % 2, value, 0.0), mask=pixel < total)
+
+
+_POOL_BLOCK = 1024
+
+
+def pool(images: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest of each square of 2x2 pixels of [..., y, x], and which it is."""
+    images = images.contiguous()
+    height, width = images.shape[-2:]
+    out = images.new_empty(*images.shape[:-2], height // 2, width // 2)
+    index = torch.empty_like(out, dtype=torch.int8)
+    grid = (triton.cdiv(out.numel(), _POOL_BLOCK),)
+    _pool[grid](images, out, index, out.numel(), height, width, height // 2, width // 2, _POOL_BLOCK)
+    return out, index
+
+
+def unpool(gradients: Tensor, index: Tensor, height: int, width: int) -> Tensor:
+    """Gradients of squares, put where the largest pixel was."""
+    gradients, index = gradients.contiguous(), index.contiguous()
+    out = gradients.new_empty(*gradients.shape[:-2], height, width)
+    grid = (triton.cdiv(out.numel(), _POOL_BLOCK),)
+    _unpool[grid](gradients, index, out, out.numel(), height, width, *gradients.shape[-2:], _POOL_BLOCK)
+    return out
+
+
+@triton.jit
+def _moments(images, means, squares, area, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
+    """Mean and sum of squared deviations of each channel over a block of pixels [row, pixel, channel]."""
+    row, block, blocks = tl.program_id(1).to(tl.int64), tl.program_id(0), tl.num_programs(0)
+    pixel, channel = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, CHANNELS)
+    real = pixel[:, None] < area
+    value = tl.load(images + row * area * CHANNELS + pixel[:, None] * CHANNELS + channel[None, :], mask=real, other=0.0)
+    count = tl.minimum(area - block * BLOCK, BLOCK).to(tl.float32)
+    mean = tl.sum(value, axis=0) / count
+    away = tl.where(real, value - mean[None, :], 0.0)
+    target = (row * blocks + block) * CHANNELS + channel
+    tl.store(means + target, mean)
+    tl.store(squares + target, tl.sum(away * away, axis=0))
+
+
+@triton.jit
+def _over_groups(values, CHANNELS: tl.constexpr, GROUPS: tl.constexpr):
+    """The sum of each channel's group, for every channel."""
+    sums = tl.sum(tl.reshape(values, (GROUPS, CHANNELS // GROUPS)), axis=1)
+    return tl.reshape(tl.broadcast_to(sums[:, None], (GROUPS, CHANNELS // GROUPS)), (CHANNELS,))
+
+
+@triton.jit
+def _normalise(
+    images, means, squares, weights, biases, out, centres, scales, area, blocks, eps,
+    CHANNELS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """Group normalisation of a block of pixels, from the moments of all blocks of the row."""
+    row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    part, channel = tl.arange(0, BLOCKS), tl.arange(0, CHANNELS)
+    there = part[:, None] < blocks
+    source = (row * blocks + part[:, None]) * CHANNELS + channel[None, :]
+    mean = tl.load(means + source, mask=there, other=0.0)
+    square = tl.load(squares + source, mask=there, other=0.0)
+    count = tl.maximum(tl.minimum(area - part * BLOCK, BLOCK), 0).to(tl.float32)[:, None]
+    total = area * (CHANNELS // GROUPS)
+    centre = _over_groups(tl.sum(mean * count, axis=0), CHANNELS, GROUPS) / total
+    away = mean - centre[None, :]
+    spread = _over_groups(tl.sum(square + away * away * count, axis=0), CHANNELS, GROUPS) / total
+    scale = 1 / tl.sqrt(spread + eps)
+    if block == 0:
+        tl.store(centres + row * CHANNELS + channel, centre)
+        tl.store(scales + row * CHANNELS + channel, scale)
+    pixel = block * BLOCK + tl.arange(0, BLOCK)
+    place = row * area * CHANNELS + pixel[:, None] * CHANNELS + channel[None, :]
+    value = tl.load(images + place, mask=pixel[:, None] < area, other=0.0)
+    weight, bias = tl.load(weights + channel), tl.load(biases + channel)
+    result = (value - centre[None, :]) * (scale * weight)[None, :] + bias[None, :]
+    tl.store(out + place, result, mask=pixel[:, None] < area)
+
+
+@triton.jit
+def _products(
+    images, gradients, centres, scales, sums, area, parts, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Sums over a block of pixels of gradients, and of gradients times normalised values, for each channel."""
+    row, block, blocks = tl.program_id(1).to(tl.int64), tl.program_id(0), tl.num_programs(0)
+    pixel, channel = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, CHANNELS)
+    place = row * area * CHANNELS + pixel[:, None] * CHANNELS + channel[None, :]
+    real = pixel[:, None] < area
+    gradient = tl.load(gradients + place, mask=real, other=0.0)
+    value = tl.load(images + place, mask=real, other=0.0)
+    centre, scale = tl.load(centres + row * CHANNELS + channel), tl.load(scales + row * CHANNELS + channel)
+    normal = (value - centre[None, :]) * scale[None, :]
+    target = (row * blocks + block) * CHANNELS + channel
+    tl.store(sums + target, tl.sum(gradient, axis=0))
+    tl.store(sums + parts * CHANNELS + target, tl.sum(gradient * normal, axis=0))
+
+
+@triton.jit
+def _normalise_back(
+    images, gradients, centres, scales, weights, sums, out, area, blocks, parts,
+    CHANNELS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+):  # fmt: skip
+    """The gradient of group normalisation's input for a block of pixels, from the sums over all blocks of the row."""
+    row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    part, channel = tl.arange(0, BLOCKS), tl.arange(0, CHANNELS)
+    source = (row * blocks + part[:, None]) * CHANNELS + channel[None, :]
+    plain = tl.sum(tl.load(sums + source, mask=part[:, None] < blocks, other=0.0), axis=0)
+    along = tl.sum(tl.load(sums + parts * CHANNELS + source, mask=part[:, None] < blocks, other=0.0), axis=0)
+    weight = tl.load(weights + channel)
+    total = area * (CHANNELS // GROUPS)
+    plain = _over_groups(plain * weight, CHANNELS, GROUPS) / total
+    along = _over_groups(along * weight, CHANNELS, GROUPS) / total
+    centre, scale = tl.load(centres + row * CHANNELS + channel), tl.load(scales + row * CHANNELS + channel)
+    pixel = block * BLOCK + tl.arange(0, BLOCK)
+    place = row * area * CHANNELS + pixel[:, None] * CHANNELS + channel[None, :]
+    gradient = tl.load(gradients + place, mask=pixel[:, None] < area, other=0.0)
+    value = tl.load(images + place, mask=pixel[:, None] < area, other=0.0)
+    normal = (value - centre[None, :]) * scale[None, :]
+    result = (gradient * weight[None, :] - plain[None, :] - normal * along[None, :]) * scale[None, :]
+    tl.store(out + place, result, mask=pixel[:, None] < area)
+
+
+def _norm_blocks(images: Tensor) -> tuple[int, int, int]:
+    """Pixels of an image, how many a program takes, and how many programs that makes."""
+    area = images.shape[2] * images.shape[3]
+    block = min(max(4, 8192 // images.shape[1]), triton.next_power_of_2(area))
+    return area, block, triton.cdiv(area, block)
+
+
+def group_norm(
+    images: Tensor, weights: Tensor, biases: Tensor, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Group normalisation of images [row, channel, y, x] that lie channels-last; centres and scales [row, channel]."""
+    rows, channels = images.shape[:2]
+    area, block, blocks = _norm_blocks(images)
+    means, squares = images.new_empty(2, rows, blocks, channels)
+    centres, scales = images.new_empty(2, rows, channels)
+    out = torch.empty_like(images)
+    grid, wide = (blocks, rows), triton.next_power_of_2(blocks)
+    _moments[grid](images, means, squares, area, channels, block, num_warps=8)
+    _normalise[grid](
+        images, means, squares, weights, biases, out, centres, scales, area, blocks, eps,
+        channels, groups, block, wide, num_warps=8,
+    )  # fmt: skip
+    return out, centres, scales
+
+
+def group_norm_back(
+    images: Tensor, gradients: Tensor, centres: Tensor, scales: Tensor, weights: Tensor, groups: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of input, weights and biases."""
+    gradients = gradients.contiguous(memory_format=torch.channels_last)
+    rows, channels = images.shape[:2]
+    area, block, blocks = _norm_blocks(images)
+    sums = images.new_empty(2, rows * blocks, channels)
+    out = torch.empty_like(images)
+    grid, wide = (blocks, rows), triton.next_power_of_2(blocks)
+    _products[grid](images, gradients, centres, scales, sums, area, rows * blocks, channels, block, num_warps=8)
+    _normalise_back[grid](
+        images, gradients, centres, scales, weights, sums, out, area, blocks, rows * blocks,
+        channels, groups, block, wide, num_warps=8,
+    )  # fmt: skip
+    of_biases, of_weights = sums.sum(dim=1)
+    return out, of_weights, of_biases
+
+
+def _convolution_blocks(filters: int, taps: int) -> tuple[int, int, int, int, int]:
+    """Filters, pixels and taps that a program takes at once, its warps, and how many loads are under way: measured."""
+    tile = min(64, max(16, triton.next_power_of_2(filters)))
+    return (tile, 128, 16, 4, 3) if tile == 16 or taps > 128 else (tile, 256, 16, 8, 3)
+
+
+def _gradient_blocks(filters: int, taps: int) -> tuple[int, int, int, int, int]:
+    """The same for the gradient of weights."""
+    tile = min(64, max(16, triton.next_power_of_2(filters)))
+    return (tile, 32, 128, 4, 3) if tile == 64 and taps > 128 else (tile, 64, 32, 4, 3)
+
+
+def _rows_apart(stack: Tensor) -> Tensor:
+    """The stack with each client's part in one piece; how far the parts are from each other is left as it is."""
+    return stack if stack[0].is_contiguous() else stack.contiguous()
+
+
+@cache
+def _processors() -> int:
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return int(properties.multi_processor_count)

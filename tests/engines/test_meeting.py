@@ -1,0 +1,107 @@
+"""Several runs at once: each is what it is alone, and what they train they train together."""
+
+import threading
+from functools import partial
+
+import pytest
+from test_simulation import METHODS
+
+import coterie
+from coterie.engines.simulation.meeting import Meeting
+from coterie.errors import CoterieError
+from coterie.forms import Vectorised
+from coterie.lab import compare
+from coterie.settings import Settings
+
+TINY = {"clients": 4, "net": "mlp", "limit": 300, "precision": "float64", "device": "cpu", "workers": 0, "batch": 8}
+
+
+def settings(*names, **more):
+    return [Settings.of({**TINY, "rounds": 3, **METHODS[name], **more}, name)[0] for name in names]
+
+
+def batches(monkeypatch):
+    """How many runs were served by each training, of the last meeting."""
+    met = []
+    begin = Meeting.__init__
+    monkeypatch.setattr(Meeting, "__init__", lambda self: (begin(self), met.append(self))[0])
+    return lambda: met[-1].batches
+
+
+def agree(one, other):
+    assert [s.method.name for s, _ in one] == [s.method.name for s, _ in other]
+    for (_, ours), (_, theirs) in zip(one, other, strict=True):
+        assert ours.summary["seed"] == theirs.summary["seed"]
+        for mine, yours in zip(ours.clients, theirs.clients, strict=True):
+            assert mine["loss"] == pytest.approx(yours["loss"], abs=1e-9)
+            assert (mine["client"], mine["steps"]) == (yours["client"], yours["steps"])
+
+
+def test_seeds_together_are_what_they_are_alone(monkeypatch):
+    served = batches(monkeypatch)
+    chosen = settings("fedavg", split_seed=0)
+    agree(compare(chosen, seeds=3, together=True), compare(chosen, seeds=3, together=False))
+    assert served() == [3, 3, 3]
+
+
+def test_methods_together_are_what_they_are_alone(monkeypatch):
+    served = batches(monkeypatch)
+    chosen = settings("fedavg", "fedprox", "local", "scaffold", participation=0.8, split_seed=0)
+    agree(compare(chosen, seeds=2, together=True), compare(chosen, seeds=2, together=False))
+    # FedAvg and Local fit together; the others have terms of their own, which only their other seed has too.
+    assert sorted(served()) == sorted([4, 2, 2] * 3)
+
+
+def test_runs_of_different_length_do_not_wait_for_those_that_have_ended(monkeypatch):
+    served = batches(monkeypatch)
+    chosen = [*settings("fedavg"), *settings("local", rounds=5)]
+    agree(compare(chosen, together=True), compare(chosen, together=False))
+    assert served() == [2, 2, 2, 1, 1]
+
+
+def test_folders_are_the_same(tmp_path):
+    compare(settings("fedavg", "local", split_seed=0), seeds=2, out=tmp_path, together=True)
+    assert len([path for path in tmp_path.iterdir() if (path / "summary.json").is_file()]) == 4
+
+
+def test_samples_that_differ_are_not_put_together(monkeypatch):
+    monkeypatch.setattr(Meeting, "run", lambda self, tasks: pytest.fail("these do not fit together"))
+    chosen = settings("fedavg", data="digits", limit=200)
+    assert len(compare(chosen, seeds=2, together=True)) == 2
+
+
+class Failing(coterie.FedAvg):
+    """Fails in its second round."""
+
+    name = "failing"
+
+    def round(self, fed, state):
+        if fed.round == 2:
+            raise CoterieError("no more")
+        return super().round(fed, state)
+
+
+def test_an_error_of_one_run_is_raised_and_ends_the_others():
+    fine, broken = settings("fedavg", rounds=50)[0], settings("fedavg")[0]
+    object.__setattr__(broken, "method", Failing(rounds=3, batch=8))
+    with pytest.raises(CoterieError, match="no more"):
+        compare([fine, broken], together=True)
+    assert threading.active_count() == 1
+
+
+def test_a_training_that_fails_together_is_tried_alone(monkeypatch):
+    train = Vectorised.train
+
+    def limited(self, pool, lanes, *rest):
+        if len(lanes) > 4:
+            raise RuntimeError("too many")
+        return train(self, pool, lanes, *rest)
+
+    monkeypatch.setattr(Vectorised, "train", limited)
+    chosen = settings("fedavg", "local")
+    agree(compare(chosen, together=True), compare(chosen, together=False))
+
+
+def test_tasks_that_never_train():
+    assert Meeting().run([partial(int, text) for text in ("1", "2")]) == [1, 2]
+    assert Meeting().run([]) == []
