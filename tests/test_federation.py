@@ -130,6 +130,35 @@ def test_scoring_is_counted_apart():
     assert result.rounds[0]["bytes_evaluation"] > 0
 
 
+def test_a_shortcut_of_a_simulation_is_not_counted():
+    fed = world()
+    assert not fed.real
+    assert fed.shortcut(label_histogram).label_histogram.shape == (6, 3)
+    assert fed.ledger.by_kind() == {}
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_real_clients_allow_no_shortcut(says):
+    class Elsewhere:
+        """An engine that says that its clients are real, or says nothing."""
+
+        def __init__(self, inner):
+            self._inner = inner
+            if says:
+                self.real = True
+
+        def __getattr__(self, name):
+            if name == "real":
+                raise AttributeError(name)
+            return getattr(self._inner, name)
+
+    fed = world()
+    fed._engine = Elsewhere(fed._engine)
+    assert fed.real
+    with pytest.raises(CoterieError, match="a shortcut shows what real clients keep from the server"):
+        fed.shortcut(label_histogram)
+
+
 def test_a_client_whose_numbers_are_not_finite_costs_only_itself(caplog):
     fed = world()
     with caplog.at_level(logging.WARNING, logger="coterie"):

@@ -168,6 +168,7 @@ RESUMED = {
     "fl-hc": {"cluster_round": 2, "adjust": True},
     "hdbscan": {"cluster_round": 2, "recluster_every": 2, "noise": "global"},
     "pacfl": {},
+    "slfed": {"synthetic": 20, "gan_steps": 5},
 }
 
 

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as arrays
 
 from coterie.errors import SettingsError
 from coterie.grouping import Grouping, neighbourhoods
-from coterie.mixing import by_samples, cafa_weights, personal, uniform
+from coterie.mixing import by_samples, cafa_weights, clipped, personal, uniform
 
 SAMPLES = arrays.arrays(np.int64, st.integers(1, 8), elements=st.integers(1, 1000))
 
@@ -178,3 +178,16 @@ def test_a_personal_mix_needs_somebody():
         personal([[0, 0.5], [0, 0]], own=-1)
     with pytest.raises(SettingsError, match="own=0"):
         personal([[0, 0.5], [0, 0]], own=0)
+
+
+def test_clipping_brings_models_nearer():
+    # Client 1 is 4 away and may be 1 away: at a quarter of the way its weight .5 counts .125, the rest is one's own.
+    weights = clipped([[0.5, 0.5], [0.2, 0.8]], [[0, 4.0], [4.0, 0]], limit=1.0)
+    np.testing.assert_allclose(weights, [[0.875, 0.125], [0.05, 0.95]])
+    models = np.array([[0.0], [4.0]])
+    nearer = models[0] + (models[1] - models[0]) / 4
+    np.testing.assert_allclose((np.asarray(weights) @ models)[0], 0.5 * models[0] + 0.5 * nearer)
+    far = clipped([[0.5, 0.5], [0.2, 0.8]], [[0, 4.0], [4.0, 0]], limit=9.0)
+    np.testing.assert_allclose(far, [[0.5, 0.5], [0.2, 0.8]])
+    with pytest.raises(SettingsError, match="limit=0"):
+        clipped(np.eye(2), np.zeros((2, 2)), limit=0)

@@ -146,9 +146,9 @@ class Clients:
         """A generator for each client, keyed by purpose, round and client."""
         return [generator(self._at.seed, purpose, self._at.number, name) for name in self.names]
 
-    def initial(self) -> Models:
-        """The model that every run of this seed starts from, for each client."""
-        return new_models(self.net, self._at.seed).expand(len(self))
+    def initial(self, net: Net | None = None) -> Models:
+        """The model that every run of this seed starts from, for each client; or one of another net."""
+        return new_models(net or self.net, self._at.seed).expand(len(self))
 
     # Remembering
 
@@ -222,20 +222,24 @@ class Clients:
 
         `epochs` [client] replaces the number in `local`. The gradient gets `pull * (model - anchor) + push`; the anchor
         is where training starts, unless another is given. `trains` is the part that moves. `sample_weights`
-        [client, sample] weigh the samples in the objective.
+        [client, sample] weigh the samples in the objective. Models may be of another net than the federation's, such as
+        a GAN: that counts neither as steps nor as a round of the client, and is meant to happen once in a round.
         """
         if start.shape != (len(self),):
             raise CoterieError(
                 f"start of shape {start.shape} for {len(self)} clients: training takes one model for each"
             )
-        calls = self._training_call()
         purpose = (self._at.seed, "train", self.round)
-        keys = [(*purpose, name, call) for name, call in zip(self.names, calls.tolist(), strict=True)]
         terms = Terms.of(start, pull, anchor, push, trains)
+        if start.net.parameters != self.net.parameters:
+            keys = [(*purpose, name, start.net.name) for name in self.names]
+            return self._train(keys, start, local, epochs, terms, objective, sample_weights)
+        calls = self._training_call()
+        keys = [(*purpose, name, call) for name, call in zip(self.names, calls.tolist(), strict=True)]
         trained = self._train(keys, start, local, epochs, terms, objective, sample_weights)
         self._add("_steps", trained.steps.long().cpu())
         self._add("_rounds", (calls == 0).long())
-        if self._at.keep_last and start.net.parameters == self.net.parameters:
+        if self._at.keep_last:
             self.kept["_last"] = trained.models
         return trained
 

@@ -77,6 +77,11 @@ class Engine(Protocol):
         """Positions of the parts of the global test set, all below 0: they can be scored like clients."""
         ...
 
+    @property
+    def real(self) -> bool:
+        """Whether clients are others, and not simulated here. What says nothing is taken for real."""
+        ...
+
     def present(self) -> np.ndarray:
         """Positions of the clients that can be reached."""
         ...
@@ -216,6 +221,11 @@ class Federation:
         return torch.tensor(self._engine.sizes)
 
     @property
+    def real(self) -> bool:
+        """Whether clients are others, who must not be seen through; in a simulation all are here anyway."""
+        return getattr(self._engine, "real", True)
+
+    @property
     def clients(self) -> np.ndarray:
         """Positions of the clients that are there in this round."""
         now, present = max(self.round, 1), self._engine.present()
@@ -266,6 +276,24 @@ class Federation:
             raise CoterieError(f"program {program.name} reads test data: it is for scoring, not for methods")
         return self._run(program, clients, each, shared, settings, letters=letters)
 
+    def shortcut(
+        self,
+        program: Program,
+        clients: Any = None,
+        *,
+        each: Any = None,
+        shared: Any = None,
+        letters: Letters | None = None,
+        **settings: Any,
+    ) -> Replies:
+        """Run a program that stands for an exchange between clients, as only a simulation may.
+
+        Nothing is counted: who takes a shortcut charges the ledger with what the exchange would have sent.
+        """
+        if self.real:
+            raise CoterieError(f"program {program.name}: a shortcut shows what real clients keep from the server")
+        return self._run(program, clients, each, shared, settings, letters=letters, counted=False)
+
     def score(self, program: Program, clients: np.ndarray, each: Any, shared: Any, **settings: Any) -> Replies:
         """Run a program that may read test data, for `coterie.scoring`; its traffic is counted as evaluation."""
         if self._method_at_work:
@@ -296,6 +324,7 @@ class Federation:
         settings: Mapping[str, Any],
         scoring: bool = False,
         letters: Letters | None = None,
+        counted: bool = True,
     ) -> Replies:
         positions = self.clients if clients is None else np.unique(np.asarray(clients, dtype=np.int64))
         if clients is not None and len(positions) != len(np.atleast_1d(clients)):
@@ -315,7 +344,7 @@ class Federation:
         _check_inputs(call)
         if len(positions) == 0:
             raise CoterieError(f"program {program.name}: no clients to run on")
-        crosses = bool((positions >= 0).all())  # what the server holds itself does not travel
+        crosses = counted and bool((positions >= 0).all())  # what the server holds itself does not travel
         if crosses:
             self._count(call.each, "evaluation" if scoring else "down")
             self._count(call.shared, "evaluation" if scoring else "down", times=len(positions))

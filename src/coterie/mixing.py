@@ -18,6 +18,7 @@ __all__ = [
     "by_information",
     "by_samples",
     "cafa_weights",
+    "clipped",
     "least_norm",
     "mixture_shares",
     "personal",
@@ -82,6 +83,21 @@ def personal(similarity: Any, own: float = 1.0) -> Tensor:
     if not (similarity.sum(axis=1) > 0).all():
         raise SettingsError(f"own={own}: a client that has chosen nobody needs a weight for itself above 0")
     return torch.from_numpy(similarity / similarity.sum(axis=1, keepdims=True))
+
+
+def clipped(weights: Any, distance: Any, limit: float) -> Tensor:
+    """Each client's own mix [client, client] with others brought nearer to it, none farther away than `limit`.
+
+    `distance` [client, client] is that of their models. Bringing a model nearer is the same as giving a part of its
+    weight to the client's own, so the result is a mix again.
+    """
+    weights, distance = as_square("weights", weights), as_square("distance", distance)
+    if limit <= 0:
+        raise SettingsError(f"limit={limit}: above 0")
+    bounded = weights * np.minimum(1, limit / np.maximum(distance, limit))
+    np.fill_diagonal(bounded, 0)
+    np.fill_diagonal(bounded, 1 - bounded.sum(axis=1))
+    return torch.from_numpy(bounded)
 
 
 def responsibilities(losses: Tensor, shares: Tensor) -> Tensor:

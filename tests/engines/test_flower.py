@@ -79,10 +79,15 @@ def parts(samples=40):
 @pytest.fixture
 def sites(tmp_path):
     """Three sites with own files of data, letter identities and settings."""
-    data, identities = everything(), {name: Identity.create() for name in NAMES}
+    return settled_at(tmp_path, everything(), NAMES, parts())
+
+
+def settled_at(tmp_path, data, names, indices):
+    """Sites with these samples each."""
+    identities = {name: Identity.create() for name in names}
     write_peers(tmp_path / "peers.toml", {name: one.public for name, one in identities.items()})
     made = []
-    for name, index in zip(NAMES, parts(), strict=True):
+    for name, index in zip(names, indices, strict=True):
         folder = tmp_path / name
         folder.mkdir()
         np.savez(folder / "data.npz", x=data.x[index], y=np.array(LABELS)[data.y[index]])
@@ -154,6 +159,7 @@ METHODS = {
     "fedprox": {"mu": 0.1},
     "scaffold": {"participation": 0.7},
     "local": {},
+    "slfed": {"synthetic": 10, "gan_steps": 3},
     "per-fedavg": {"order": "hessian-free"},
     "fedem": {"components": 2, "participation": 0.7},
     "ifca": {"clusters": 2, "init_retry": 1},
@@ -175,6 +181,43 @@ def test_sites_give_what_a_simulation_gives(name, wires, tmp_path):
     stored = coterie.lab.StoredRun.read(tmp_path / "run")
     assert stored.rounds == real.rounds
     assert stored.summary["clients"] == 3
+
+
+def test_sites_mix_models_by_shares_that_the_server_relays(tmp_path, monkeypatch):
+    # Enough sites for contributors: three of SLFed's clients would each keep their own model.
+    names = tuple(f"site {place}" for place in range(8))
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(320, 5)).astype(np.float32)
+    data = coterie.Dataset(x, (x @ rng.normal(size=(5, 3))).argmax(1), labels=LABELS)
+    indices = np.array_split(np.arange(320), 8)
+    wires = Wires([site.open() for site in settled_at(tmp_path, data, names, indices)])
+    answers, private = [], []
+    wires.twist = lambda node, number, answer: answers.append(answer) or answer
+    write, keep = Clients.write, Clients.keep
+    monkeypatch.setattr(Clients, "write", lambda self, *a, **k: (private.extend(k.values()), write(self, *a, **k))[1])
+    monkeypatch.setattr(Clients, "keep", lambda self, **k: (private.extend(k.values()), keep(self, **k))[1])
+    method = coterie.SLFed(rounds=1, batch=8, synthetic=20, gan_steps=5)
+    real = run_over(deployment(method), wires, tmp_path / "run")
+    monkeypatch.undo()
+    split = Split(tuple(indices), names=names)
+    fed = coterie.simulate(data, split, "mlp", precision="float64", scaling="none", workers=0)
+    alone = method.fit(fed)
+    for mine, theirs in zip(real.clients, alone.clients, strict=True):
+        assert mine["accuracy"] == theirs["accuracy"]
+        assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-8)  # shares are rounded to a step of 2**-32
+        assert mine["steps"] == theirs["steps"]
+    sealed, plain = (result.summary["ledger"] for result in (real, alone))
+    assert sealed["up"] == plain["up"]
+    assert sealed["down"] == plain["down"]
+    assert sealed["peer"].keys() == plain["peer"].keys() == {"samples", "counts", "opinions", "request", "share", "sum"}
+    assert all(sealed["peer"][subject] >= size for subject, size in plain["peer"].items())
+    # Nothing that a client kept or wrote is to be found in what passed through the server.
+    passed = b"".join([*answers, *(part for message in wires.sent for part in message.values())])
+    tensors = [value.parameters if isinstance(value, Models) else value for value in private]
+    secrets = {tensor.contiguous().numpy().tobytes() for tensor in tensors if tensor.unique().numel() > 8}
+    assert len(secrets) > 40
+    assert not any(content[-64:] in passed for content in secrets)
+    assert names[0].encode() in passed
 
 
 BY_INFERENCE = {

@@ -60,6 +60,7 @@ METHODS = {
     "fedprox": {"mu": 0.1, "decay": 0.01},
     "local": {"clip": 0.5},
     "scaffold": {"momentum": 0.3, "rate": 0.05},
+    "slfed": {"synthetic": 20, "gan_steps": 5},
     "ifca": {"clusters": 3, "init_retry": 2},
     "fedem": {"components": 2, "momentum": 0.3},
     "per-fedavg": {"order": "hessian-free", "rate": 0.05},

@@ -130,6 +130,8 @@ class _Known:
 class FlowerEngine:
     """An engine whose clients are sites behind a transport."""
 
+    real = True
+
     net: Net
     task: Task
     transport: Transport

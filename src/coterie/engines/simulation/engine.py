@@ -88,6 +88,8 @@ class Computing:
 class Simulation:
     """An engine that holds the whole population."""
 
+    real = False
+
     def __init__(
         self,
         population: Population,
