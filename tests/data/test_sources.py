@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 import struct
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -94,6 +95,18 @@ def test_the_networks_are_those_of_the_papers():
         "mnist": "cnn-20-50",
         "svhn": "lenet5",
     }
+
+
+@pytest.mark.parametrize("there", [True, False], ids=["its file", "itself"])
+def test_digits_are_those_of_scikit_learn(there, monkeypatch):
+    from sklearn.datasets import load_digits
+
+    module = sys.modules[Digits.__module__]
+    if not there:
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    images, labels = module._digits()
+    assert np.array_equal(images, load_digits().images)
+    assert np.array_equal(labels, load_digits().target)
 
 
 def test_digits_need_no_files(tmp_path):
