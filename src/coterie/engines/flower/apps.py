@@ -351,6 +351,12 @@ class AppClients(Clients):
         correct, loss_sum = (values if several else values[:, 0] for values in (accuracy * samples, loss * samples))
         return Evaluation(correct, correct * torch.nan, loss_sum, samples[:, 0].long())
 
+    def evaluate_each(
+        self, models: Models, parts: Sequence[str], mixture: Tensor | None = None
+    ) -> tuple[Evaluation, ...]:
+        """The same on several parts of the client's data, one after another."""
+        return tuple(self.evaluate(models, part, mixture) for part in parts)
+
     def _one(self, model: Models, on: str) -> tuple[float, float, int]:
         """Accuracy and loss of a single model, and on how many samples; no accuracy is NaN."""
         metrics = self._site.evaluate(model, {"server-round": self.round, "coterie-part": on})
