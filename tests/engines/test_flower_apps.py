@@ -480,7 +480,7 @@ def test_a_node_that_fails_costs_its_own_contribution(flower, caplog):
 
     def nonsense(node, number, reply):
         if number == 3 + 6 + 2:
-            reply.content["metrics"] = reply.content["answer"]
+            reply.content["metrics"] = reply.content["coterie"]
         return reply
 
     for twist, text in ((broken, "out of memory"), (nonsense, "partition-1 answers nonsense")):

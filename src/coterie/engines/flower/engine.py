@@ -309,6 +309,11 @@ class FlowerEngine:
         positions = [int(client) for client in call.clients if self._sites[client].node is not None]
         if call.program.letters:
             self._fetch_keys()
+            if not self._announcements:
+                raise ProgramError(
+                    f"program {call.program.name}: the sites cannot give keys for letters between clients: "
+                    "set identity and peers in their settings (`coterie deploy certs` makes both)"
+                )
         shared = wire.dump(dict(call.shared))
         messages = {}
         for row, client in enumerate(call.clients):
