@@ -311,8 +311,8 @@ class FlowerEngine:
             self._fetch_keys()
             if not self._announcements:
                 raise ProgramError(
-                    f"program {call.program.name}: the sites cannot give keys for letters between clients: "
-                    "set identity and peers in their settings (`coterie deploy certs` makes both)"
+                    f"program {call.program.name} writes letters between clients, and the sites cannot give keys for "
+                    "them: set identity and peers in their settings (`coterie deploy certs` makes both)"
                 )
         shared = wire.dump(dict(call.shared))
         messages = {}
