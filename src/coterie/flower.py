@@ -10,6 +10,7 @@ A Flower app that exists already takes a method with two lines, one on either si
     from coterie.flower import ClientApp  # instead of flwr.clientapp
 """
 
+import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from flwr import clientapp
 from flwr.app import Context, Message
 from flwr.clientapp.typing import Mod
 from flwr.serverapp import Grid, ServerApp
+from flwr.supercore.app_utils import start_parent_process_monitor
 
 from coterie.deploy.server import Deployment, run_over
 from coterie.deploy.site import ALLOWED, SiteSettings
@@ -42,6 +44,8 @@ def server_app(settings: Path) -> ServerApp:
         out = str(context.run_config.get("out", ""))
         if not out:
             raise SettingsError("no run folder: start with `coterie deploy run`, or `flwr run . -c 'out=\"FOLDER\"'`")
+        # A server app outlives its SuperLink, and would write into a run that another one goes on with.
+        start_parent_process_monitor(os.getppid())
         deployment = Deployment.read(settings)
         run_over(deployment, GridTransport(grid, 2 * deployment.waiting.timeout), Path(out))
 
