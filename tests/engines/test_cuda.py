@@ -20,6 +20,7 @@ def data():
 
 def federation(device, precision="float64", engine="simulation", **options):
     options = {"clients": 7, "min_size": 6, "device": device, "precision": precision, "engine": engine, **options}
+    options = {"server_samples": 10, **options}  # for FLIS
     return coterie.simulate(data(), "quantity", noisy_net, **options)
 
 

@@ -156,5 +156,7 @@ def _leading(x: Tensor, count: int) -> Tensor:
     if len(x):
         _, values, rows = torch.linalg.svd(x.double(), full_matrices=False)
         rows = rows[:count][values[:count] > 1e-9 * values[0].clamp(min=1e-300)]
-        found[:, : len(rows)] = rows.T
+        # The sign of a singular vector is anybody's choice: its largest number is positive, on every machine.
+        largest = rows.gather(1, rows.abs().argmax(dim=1, keepdim=True))
+        found[:, : len(rows)] = (rows * largest.sign()).T
     return found
