@@ -98,7 +98,9 @@ def clients_figure(runs: Mapping[str, Sequence[Record]]) -> Figure:
         for number, (name, clients) in enumerate(runs.items()):
             by_name = {client["client"]: client for client in clients}
             values = [_accuracy(by_name.get(first[row]["client"])) for row in order]
-            colour, marker = PALETTE[number % len(PALETTE)], _MARKERS[number % len(_MARKERS)]
+            # A second turn through the colours has the markers shifted by one.
+            place = number + number // len(PALETTE)
+            colour, marker = PALETTE[number % len(PALETTE)], _MARKERS[place % len(_MARKERS)]
             aside = 0.6 * ((number + 0.5) / len(runs) - 0.5)  # equal accuracies stand beside each other
             places = np.arange(len(order)) + aside
             axes.plot(places, values, marker, color=colour, markersize=4.5, alpha=0.85, label=name)
