@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cryptography import x509
 
 from coterie.deploy.processes import free_port
 from coterie.deploy.server import Deployment
@@ -59,6 +60,14 @@ def test_certs_are_made_and_sites_added_later(call):
     outcome = call("deploy certs certs --sites east")
     assert "for east: certs/sites/east" in outcome.out
     assert "give these sites their new peers.toml: north, south" in outcome.out
+
+
+def test_a_certificate_is_for_the_named_hosts_and_for_the_server_itself(call):
+    call("deploy certs certs --sites north --hosts federation.example.org,10.1.2.3")
+    certificate = x509.load_pem_x509_certificate(Path("certs/server/server.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["federation.example.org", "localhost"]
+    assert "10.1.2.3" in map(str, names.get_values_for_type(x509.IPAddress))
 
 
 def test_settings_of_real_sites_are_not_those_of_a_simulation(call, refused):

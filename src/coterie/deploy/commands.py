@@ -145,10 +145,12 @@ def certs(
 ) -> None:
     """Make an authority, the server's certificate, node keys and identities for letters; or add sites to them."""
     _require_flower()
-    from coterie.engines.flower.certs import make_certificates
+    from coterie.engines.flower.certs import LOCAL, make_certificates
 
     names = [name.strip() for name in sites.split(",")]
-    made = make_certificates(folder, names, hosts and [host.strip() for host in hosts.split(",")], days)
+    # The server's own machine reaches it too, to register nodes and to start runs.
+    known = None if hosts is None else [*(host.strip() for host in hosts.split(",")), *LOCAL]
+    made = make_certificates(folder, names, known, days)
     tell("for the server:", made.server.folder)
     for name in made.added:
         tell(f"for {name}:", made.sites[name].folder)
