@@ -2,9 +2,12 @@
 
 import logging
 from collections.abc import Collection, Mapping
+from functools import partial
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
+from flwr.superlink.grid import http_grid
 
 from coterie.errors import CoterieError
 
@@ -50,6 +53,9 @@ class GridTransport:
 
     def __init__(self, grid: Grid, lifetime: float, kind: str = MESSAGE_TYPE) -> None:
         self._grid, self._lifetime, self._kind = grid, lifetime, kind
+        # A reply can be seen a moment before its content is there. Flower's grid would sleep for a second then, which
+        # nothing in its interface changes: it is most of what a short round takes.
+        http_grid.pull_objects = partial(pull_objects, initial_backoff=0.05, backoff_cap=1.0)
 
     def nodes(self) -> set[int]:
         """The nodes that are connected now."""
