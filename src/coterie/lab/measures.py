@@ -32,9 +32,9 @@ class Measure(ABC):
 
     name: ClassVar[str]
 
-    gives: ClassVar[tuple[str, ...] | None] = None
-    """The numbers that may be in a summary, if they are known: a study that asks for others is refused when it is read,
-    and not after its runs."""
+    gives: ClassVar[tuple[str, ...]] = ()
+    """The numbers that may be in a summary: a study that asks for others is refused when it is read, and not after its
+    runs."""
 
     @abstractmethod
     def run(self, world: World) -> tuple[Record, Record]:
