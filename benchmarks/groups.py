@@ -1,13 +1,11 @@
-"""What the papers of CAFA, AutoCFL and CFIC claim about groups, measured over seeds.
+"""What the papers of AutoCFL and CFIC claim about groups, measured over seeds.
 
-    python benchmarks/groups.py cbcc    [--data-dir DIR] [--seeds 20]
     python benchmarks/groups.py autocfl [--data-dir DIR] [--seeds 10] [--samples 1800] [--guard 0.1] [--no-adjust]
     python benchmarks/groups.py cfic    [--data-dir DIR] [--seeds 3] [--data fashion-mnist] [--net mlp] [--rounds 40]
 
-`cbcc`: CAFA's Tables II and III, from labels alone: is the largest cluster that of the IID clients? `autocfl`: how
-often the number of clusters is that of the true groups, in the paper's settings of labels, and how well they agree.
-`cfic`: CFIC with its ablations beside FedAvg, with and without server momentum, at Dirichlet 0.05 on the global test
-set.
+`autocfl`: how often the number of clusters is that of the true groups, in the paper's settings of labels, and how well
+they agree. `cfic`: CFIC with its ablations beside FedAvg, with and without server momentum, at Dirichlet 0.05 on the
+global test set.
 """
 
 import argparse
@@ -18,13 +16,8 @@ from typing import Any
 import numpy as np
 
 import coterie
-from coterie import evidence, grouping, serving
-from coterie.data import load
-from coterie.data.splits import split_rules
+from coterie import serving
 from coterie.scoring import score
-
-CASES = ((20, 0.25, 9), (40, 0.25, 11), (60, 0.25, 12), (20, 0.5, 7), (40, 0.5, 10), (60, 0.5, 11))
-"""Clients, share of IID ones and K of CAFA's Tables II and III."""
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "label groups": {"split": "autocfl-label"},
@@ -32,38 +25,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "IID": {"split": "iid"},
     "IID, imbalanced": {"split": "iid", "imbalanced": True},
 }
-
-
-def cbcc(options: argparse.Namespace) -> None:
-    """Accuracy, precision, recall and F1 of being in the largest cluster as a sign of being IID."""
-    data = load("cifar10", options.data_dir)
-    for clients, iid, k in CASES:
-        rows = []
-        for seed in range(options.seeds or 20):
-            split = split_rules.make("cafa-mixed", clients=clients, iid=iid).split(data, seed)
-            shares = evidence.label_shares(split.label_counts(data))
-            chosen = grouping.kmeans_silhouette(shares, seed=seed)
-            for found in (grouping.kmeans(shares, k, seed=seed), chosen):
-                flagged = grouping.largest_group(found.labels, shares).matrix[0]
-                rows.append([len(found), *classified(flagged, split.groups == 0)])
-        given, by_silhouette = (np.array(rows[first::2]) for first in (0, 1))
-        for name, figures in (("paper's K", given), ("silhouette", by_silhouette)):
-            spread = "  ".join(f"{mean:5.3f} ± {std:.3f}" for mean, std in zip(*summary(figures[:, 1:]), strict=True))
-            k_mean, k_std = summary(figures[:, 0])
-            print(f"{clients} clients, {iid:.0%} IID, {name}: k {k_mean:.1f} ± {k_std:.1f}; {spread}", flush=True)
-    print("columns: accuracy, precision, recall, F1 (mean ± deviation over seeds)")
-
-
-def classified(flagged: np.ndarray, truth: np.ndarray) -> tuple[float, float, float, float]:
-    """Accuracy, precision, recall and F1."""
-    right = (flagged & truth).sum()
-    precision, recall = right / flagged.sum(), right / truth.sum()
-    return (flagged == truth).mean(), precision, recall, 2 * right / (flagged.sum() + truth.sum())
-
-
-def summary(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and deviation over seeds."""
-    return values.mean(axis=0), values.std(axis=0)
 
 
 def autocfl(options: argparse.Namespace) -> None:
@@ -132,7 +93,7 @@ def place(options: argparse.Namespace, data: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    commands: dict[str, Callable[[argparse.Namespace], None]] = {"cbcc": cbcc, "autocfl": autocfl, "cfic": cfic}
+    commands: dict[str, Callable[[argparse.Namespace], None]] = {"autocfl": autocfl, "cfic": cfic}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=commands)
     parser.add_argument("--data-dir")

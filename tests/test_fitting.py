@@ -222,7 +222,7 @@ def test_without_validation_data_there_is_no_best_round():
     assert result.summary["validation_accuracy"] is None
 
 
-def grouped(groups, truth):
+def grouped(groups, truth, **scoring):
     """A method that serves the same models to groups that change in round 2."""
 
     @state
@@ -241,7 +241,7 @@ def grouped(groups, truth):
             return serving.each(state.models, groups[min(fed.round, 2) - 1])
 
     fed = federation()
-    return fit(Grouped(rounds=4), fed, true_groups=truth)
+    return fit(Grouped(rounds=4), fed, true_groups=truth, scoring=Scoring(**scoring))
 
 
 def test_groups_are_compared_with_the_true_ones(temporary_method):
@@ -254,6 +254,15 @@ def test_groups_are_compared_with_the_true_ones(temporary_method):
     assert [change["round"] for change in result.groups] == [1, 2]
     assert [client["group_found"] for client in result.clients] == [2, 2, 0, 0, 1, 1]
     assert [client["true_group"] for client in result.clients] == truth
+
+
+def test_groups_are_known_also_of_rounds_that_are_not_evaluated(temporary_method):
+    often, rarely = (
+        grouped([[0] * 6, [2, 2, 0, 0, 1, 1]], [0, 0, 1, 1, 2, 2], evaluate_every=number) for number in (1, 4)
+    )
+    assert len(rarely.rounds) == 1
+    assert rarely.groups == often.groups
+    assert rarely.summary["stable_since"] == 2
 
 
 def test_one_client_placed_wrong_is_counted(temporary_method):

@@ -11,7 +11,7 @@ from coterie.agreement import agreement
 from coterie.errors import SettingsError
 from coterie.federation import Federation
 from coterie.method import Method
-from coterie.scoring import ClientScores, Scoring, score, spread
+from coterie.scoring import ClientScores, Scoring, known_groups, score, spread
 from coterie.serving import Served
 
 if TYPE_CHECKING:
@@ -108,10 +108,10 @@ def fit(
             state = method.round(fed, state)
             served = method.serve(fed, state)
         fed.commit()
-        record = change = None
+        record, change = None, _group_change(number, known_groups(fed, served), groups)
         if number % scoring.evaluate_every == 0 or number == method.rounds:
             scores = score(fed, served, scoring, method.local)
-            change = _group_change(number, scores, groups)
+            change = change if served.index is not None else _group_change(number, scores.groups, groups)
             record = _round_record(fed, scores, time.perf_counter() - started)
             rounds.append(record)
         checkpoint = Checkpoint(state, fed.checkpoint(), time.perf_counter() - started, rounds, groups)
@@ -132,11 +132,11 @@ def fit(
     return result
 
 
-def _group_change(number: int, scores: ClientScores, groups: list[Record]) -> Record | None:
-    """The groups of this round, if they are others than before."""
-    if scores.groups is None:
+def _group_change(number: int, labels: np.ndarray | None, groups: list[Record]) -> Record | None:
+    """The groups of this round, if they are known and others than before."""
+    if labels is None:
         return None
-    found = scores.groups.tolist()
+    found = labels.tolist()
     if groups and groups[-1]["groups"] == found:
         return None
     groups.append({"round": number, "groups": found})

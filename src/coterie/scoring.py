@@ -18,7 +18,7 @@ from coterie.serving import Served
 from coterie.training import LocalTraining
 from coterie.weights import Models
 
-__all__ = ["ClientScores", "Scoring", "score", "spread"]
+__all__ = ["ClientScores", "Scoring", "known_groups", "score", "spread"]
 
 _EM_STEPS = 20
 """Steps of the EM algorithm with which a new client finds its share of every model of a mixture."""
@@ -102,6 +102,11 @@ def score(fed: Federation, served: Served, scoring: Scoring, local: LocalTrainin
     return ClientScores(
         clients, rows["accuracy"], rows["loss"], rows["validation"], rows["steps"], rows["rounds"], more, groups
     )
+
+
+def known_groups(fed: Federation, served: Served) -> np.ndarray | None:
+    """Which of the server's models each client is served, [client], where that takes no question to the clients."""
+    return _groups(fed, served, fed.clients, None)
 
 
 _MORE = ("global_accuracy", "accuracy_adapted", "accuracy_last")

@@ -14,7 +14,18 @@ import pytest
 from scipy.io import savemat
 
 from coterie.data import sources, storage
-from coterie.data.sources import CIFAR10, CIFAR100, EMNIST, FEMNIST, MNIST, SVHN, Digits, FashionMNIST, ImageNet32
+from coterie.data.sources import (
+    CIFAR10,
+    CIFAR100,
+    EMNIST,
+    FEMNIST,
+    MNIST,
+    SVHN,
+    BalancedLabels,
+    Digits,
+    FashionMNIST,
+    ImageNet32,
+)
 from coterie.errors import DataError, SettingsError
 from coterie.registry import first_line, options
 
@@ -85,6 +96,7 @@ def test_every_published_file_can_be_judged(name):
 
 def test_the_networks_are_those_of_the_papers():
     assert {name: sources[name].net for name in sources} == {
+        "balanced-labels": "logistic",
         "cifar10": "lenet5",
         "cifar100": "resnet9",
         "digits": "cnn",
@@ -107,6 +119,14 @@ def test_digits_are_those_of_scikit_learn(there, monkeypatch):
     images, labels = module._digits()
     assert np.array_equal(images, load_digits().images)
     assert np.array_equal(labels, load_digits().target)
+
+
+def test_balanced_labels_are_as_many_as_those_of_cifar10(tmp_path):
+    data = BalancedLabels().read(tmp_path / "nowhere", download=False)
+    assert np.bincount(data.y).tolist() == [5000] * 10
+    assert np.bincount(data.test.y).tolist() == [1000] * 10
+    assert data.shape == BalancedLabels.shape
+    assert not data.x.any()
 
 
 def test_digits_need_no_files(tmp_path):

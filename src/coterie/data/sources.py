@@ -27,6 +27,7 @@ __all__ = [
     "FEMNIST",
     "MNIST",
     "SVHN",
+    "BalancedLabels",
     "Digits",
     "FashionMNIST",
     "ImageNet32",
@@ -108,6 +109,28 @@ def _digits() -> tuple[np.ndarray, np.ndarray]:
 
     content = load_digits()
     return content.images, content.target
+
+
+@sources.register("balanced-labels")
+class BalancedLabels(Source):
+    """Labels alone, 5,000 + 1,000 of each of 10 classes as in CIFAR-10, with a black pixel each. (made, not read)
+
+    For what looks at labels only, such as CAFA's classification of clients: no file is needed, and a split that draws
+    at random draws from it as it would from CIFAR-10. Nothing can be learned from it.
+    """
+
+    shape = (1, 1, 1)
+    labels = _DIGITS
+    net = "logistic"
+    terms = "there is nothing in it to have terms"
+    published = Collection("balanced-labels", files=(), layouts=(), source="made when it is asked for")
+
+    def read(self, folder: Path, download: bool) -> Dataset:
+        """The labels in turn; neither argument matters."""
+        return self._dataset(self._blank(50_000), self._blank(10_000))
+
+    def _blank(self, samples: int) -> _Samples:
+        return np.zeros((samples, *self.shape), dtype=np.uint8), np.arange(samples) % len(self.labels)
 
 
 class _IdxSource(Source):
