@@ -18,6 +18,7 @@ __all__ = [
     "comparison_table",
     "megabytes",
     "percent",
+    "ruled",
     "run_table",
 ]
 
@@ -40,7 +41,7 @@ def megabytes(amount: float) -> str:
 def run_table(summary: Summary) -> Table:
     """One run: its last round beside its best."""
     best = summary["best_round"]
-    table = _ruled(_title(summary))
+    table = ruled(_title(summary))
     table.add_column("over clients, %")
     table.add_column("last round", justify="right", style="bold")
     table.add_column(f"best on validation (round {best['round']})" if best else "best on validation", justify="right")
@@ -63,7 +64,7 @@ def run_table(summary: Summary) -> Table:
     return table
 
 
-def _ruled(title: str) -> Table:
+def ruled(title: str) -> Table:
     """A table with rules only above, below the header and below, as in print: narrow, and calm to look at."""
     style = {"title_justify": "left", "title_style": "bold", "header_style": "dim", "padding": (0, 1, 0, 0)}
     return Table(title=Text(title), box=box.HORIZONTALS, pad_edge=False, **style)  # type: ignore[arg-type]
@@ -197,7 +198,7 @@ def comparison_table(rows: Sequence[Comparison], title: str, width: int | None =
     layouts = list(_layouts(rows))
     fitting = [layout for layout in layouts if width is None or _width(*layout[1:]) <= width]
     without, header, cells = (fitting or layouts[-1:])[0]
-    table = _ruled(title)
+    table = ruled(title)
     if without:
         table.caption = Text(f"no room for: {', '.join(_COLUMNS[key] for key in without)}")
         table.caption_justify = "left"

@@ -1,0 +1,456 @@
+"""Tables of results as text: for terminals of any width, Markdown, LaTeX (booktabs), HTML and CSV.
+
+All but CSV show the same layout: for each column our number, the paper's and the difference, with signs for how they
+compare, letters for footnotes, and remarks below.
+"""
+
+import csv
+import html as markup
+import io
+import re
+import unicodedata
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from string import ascii_lowercase
+
+from rich.console import Console, Group
+from rich.table import Table
+from rich.text import Text
+
+from coterie.report.results import SIGNIFICANT, Labels, Published, ResultCell, ResultTable, Verdict
+from coterie.report.tables import ruled
+
+__all__ = ["Entry", "Layout", "csv_text", "html", "latex", "layout", "markdown", "terminal"]
+
+_SIGNS = {Verdict.REPRODUCES: "≈", Verdict.DIFFERS: "≠", Verdict.INCOMPARABLE: "n/c"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One field of a table as it is shown."""
+
+    text: str
+    bold: bool = False
+    notes: str = ""
+    """Letters of footnotes, with commas between."""
+    star: bool = False
+    """Whether it differs from the reference by more than chance."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A table as it is shown, whatever it is written in."""
+
+    stub: tuple[str, ...]
+    """What rows are called by: the names of their axes."""
+    head: tuple[Labels, ...]
+    """What each field's column is called, outermost first."""
+    blocks: tuple[range, ...]
+    """Which fields belong together: our number, the paper's and the difference."""
+    rows: tuple[tuple[Labels, tuple[Entry, ...]], ...]
+    footnotes: tuple[tuple[str, str], ...]
+    """Letters and what they stand for."""
+    remarks: tuple[str, ...]
+    """What holds for the whole table."""
+
+    def labels(self) -> Iterator[Labels]:
+        """What stands before each row: its labels, without those that are the same as in the row above."""
+        above: Labels = ()
+        for labels, _ in self.rows:
+            same = _shared(labels[:-1], above)
+            yield ("",) * same + labels[same:]
+            above = labels
+
+    def spans(self, level: int) -> list[tuple[str, int]]:
+        """The labels of a level of the header, and how many fields each is above."""
+        groups = groupby(self.head, key=lambda labels: labels[: level + 1])
+        return [(labels[-1], len([*fields])) for labels, fields in groups]
+
+    def headings(self) -> list[Labels]:
+        """What each field is called, without what is said to its left already."""
+        shown: list[Labels] = []
+        above: Labels = ()
+        for labels in self.head:
+            same = _shared(labels[:-1], above)
+            shown.append(("",) * same + labels[same:])
+            above = labels
+        return shown
+
+    def begins_group(self, number: int) -> bool:
+        """Whether a row is the first of the next group of rows."""
+        return len(self.stub) > 1 and number > 0 and self.rows[number][0][0] != self.rows[number - 1][0][0]
+
+
+def _shared(labels: Labels, others: Labels) -> int:
+    """How many labels are the same from the first on."""
+    same = 0
+    for one, other in zip(labels, others, strict=False):
+        if one != other:
+            break
+        same += 1
+    return same
+
+
+def layout(table: ResultTable) -> Layout:
+    """What is shown where."""
+    common = _common_notes(table)
+    listed = [note for cell in table for note in (*cell.notes, *cell.paper_notes) if note not in common]
+    letters = {note: _letter(number) for number, note in enumerate(dict.fromkeys(listed))}
+    fields = [(column, part) for column in table.columns for part in _parts(table, column)]
+    rows = []
+    for row in table.rows:
+        shown = ((table.cells.get((row, column)), part) for column, part in fields)
+        rows.append((row, tuple(_entry(table, cell, part, letters) for cell, part in shown)))
+    head = [_heading(table, column, part) for column, part in fields]
+    counted = groupby(range(len(fields)), key=lambda number: fields[number][0])
+    blocks = [[*numbers] for _, numbers in counted]
+    return Layout(
+        stub=table.row_axes,
+        head=tuple(head),
+        blocks=tuple(range(block[0], block[-1] + 1) for block in blocks),
+        rows=tuple(rows),
+        footnotes=tuple((letter, note) for note, letter in letters.items()),
+        remarks=tuple(_remarks(table, common)),
+    )
+
+
+def _letter(number: int) -> str:
+    """a to z, then aa, ab ..."""
+    return (_letter(number // 26 - 1) if number >= 26 else "") + ascii_lowercase[number % 26]
+
+
+def _common_notes(table: ResultTable) -> list[str]:
+    """What must be known about every one of our numbers, and need not be said at each."""
+    ours = [cell.notes for cell in table if cell.mean is not None or cell.never]
+    return [note for note in ours[0] if all(note in notes for notes in ours)] if len(ours) > 1 else []
+
+
+def _parts(table: ResultTable, column: Labels) -> tuple[str, ...]:
+    cells = (table.cells.get((row, column)) for row in table.rows)
+    return ("ours", "paper", "difference") if any(cell and cell.published for cell in cells) else ("ours",)
+
+
+def _heading(table: ResultTable, column: Labels, part: str) -> Labels:
+    labels = column or tuple(table.values)[:1]
+    return (*labels, part) if table.has_published else labels
+
+
+def _entry(table: ResultTable, cell: ResultCell | None, part: str, letters: dict[str, str]) -> Entry:
+    if cell is None:
+        return Entry("")
+    notes = ",".join(
+        letters[note] for note in {"ours": cell.notes, "paper": cell.paper_notes}.get(part, ()) if note in letters
+    )
+    if part == "ours":
+        unfinished = (Verdict.NOT_RUN, Verdict.LEFT_OUT, Verdict.NOT_MEASURED)
+        text = cell.verdict.value if cell.verdict in unfinished else _figure(cell.mean, cell.deviation, table.digits)
+        return Entry(text, cell.best, notes, cell.clear)
+    if part == "paper":
+        paper = cell.published
+        text = "–" if paper is None else _figure(paper.mean, paper.deviation, table.digits)
+        return Entry(text, cell.best_published, notes)
+    signed = "" if cell.difference is None else _signed(cell.difference, table.digits)
+    return Entry(" ".join(part for part in (signed, _SIGNS.get(cell.verdict, "")) if part) or "–")
+
+
+def _figure(mean: float | None, deviation: float | None, digits: int) -> str:
+    if mean is None:
+        return "never"
+    text = _signed(mean, digits).removeprefix("+")
+    return text if deviation is None else f"{text} ± {deviation:.{digits}f}"
+
+
+def _signed(value: float, digits: int) -> str:
+    rounded = round(value, digits) + 0.0  # no negative zero
+    return f"{rounded:+.{digits}f}".replace("-", "−") if rounded else f"{0.0:.{digits}f}"
+
+
+def _remarks(table: ResultTable, common: Sequence[str]) -> Iterator[str]:
+    """What is written below a table."""
+    cells = [*table]
+    seeds = max((cell.ours.count for cell in cells), default=0)
+    if seeds > 1:
+        yield f"Mean ± standard deviation over {seeds} seeds."
+    elif seeds:
+        yield "One seed."
+    verdicts = {cell.verdict for cell in cells if cell.published}
+    if verdicts & {Verdict.REPRODUCES, Verdict.DIFFERS}:
+        yield f"≈ {table.tolerance} of the paper's number; ≠ further from it."
+    if Verdict.INCOMPARABLE in verdicts:
+        yield "n/c not comparable."
+    if any(cell.clear for cell in cells):
+        reference = ", ".join(table.reference.values())
+        yield (
+            f"* differs from {reference} by more than chance: paired t-test over {table.pairs}, p < {SIGNIFICANT:g} "
+            f"after Holm's correction for {table.comparisons} comparisons."
+        )
+    if any(cell.best or cell.best_published for cell in cells):
+        yield "Bold: the best of the methods compared" + (
+            ", among ours and among the paper's." if table.has_published else "."
+        )
+    for note in common:
+        yield f"All of ours: {note}."
+
+
+# Terminals
+
+
+def terminal(table: ResultTable, width: int) -> Group:
+    """The table for a terminal so many characters wide.
+
+    What does not fit beside each other is continued below, as often as needed; numbers are never cut.
+    """
+    shown = layout(table)
+    whole = _terminal_table(table.title, shown, range(len(shown.head)), compact=False)
+    if _fits(whole, width):
+        parts = [whole]
+    else:
+        parts = []
+        for fields in _fitting_fields(shown, width):
+            parts.append(_terminal_table("" if parts else table.title, shown, fields, compact=True))
+    below = [Text(f"{letter}  {note}", style="dim") for letter, note in shown.footnotes]
+    return Group(*parts, *below, *(Text(remark, style="dim") for remark in shown.remarks))
+
+
+def _fitting_fields(shown: Layout, width: int) -> Iterator[range]:
+    """Which fields go into one table: as many whole blocks as fit, and at least one."""
+    start = 0
+    for number, block in enumerate(shown.blocks):
+        following = shown.blocks[number + 1 : number + 2]
+        if not following or not _fits(_terminal_table("", shown, range(start, following[0].stop), compact=True), width):
+            yield range(start, block.stop)
+            start = block.stop
+
+
+def _fits(table: Table, width: int) -> bool:
+    unbounded = Console(width=10_000, file=io.StringIO())
+    return unbounded.measure(table).maximum <= width
+
+
+def _terminal_table(title: str, shown: Layout, fields: range, compact: bool) -> Table:
+    """A table of some of the fields; a compact one has the outer labels of rows in lines of their own."""
+    drawn = ruled(title)
+    drawn.title = Text(title) if title else None
+    stub = [shown.stub[-1] if shown.stub else ""] if compact else list(shown.stub)
+    for name in stub:
+        drawn.add_column(Text(name), overflow="fold")
+    headings = shown.headings()
+    first = [*range(fields.start, fields.stop)][:1]
+    for number in fields:
+        labels = shown.head[number] if number in first else headings[number]
+        drawn.add_column(Text("\n".join(labels)), justify="right", overflow="fold")
+    above: Labels = ()
+    for number, ((labels, entries), short) in enumerate(zip(shown.rows, shown.labels(), strict=True)):
+        if shown.begins_group(number):
+            drawn.add_section()
+        before: list[Text]
+        if compact:
+            for depth in range(_shared(labels[:-1], above), len(labels) - 1):
+                drawn.add_row(Text("  " * depth + labels[depth]), *("" for _ in fields))
+            before = [Text("  " * max(0, len(labels) - 1) + (labels[-1] if labels else ""))]
+        else:
+            before = [Text(label) for label in short]
+        drawn.add_row(*before, *(_styled(entries[field]) for field in fields))
+        above = labels
+    return drawn
+
+
+def _styled(entry: Entry) -> Text:
+    text = Text(entry.text + ("*" if entry.star else ""), style="bold" if entry.bold else "")
+    return text.append(f" {entry.notes}", style="dim not bold") if entry.notes else text
+
+
+# Markdown
+
+
+def markdown(table: ResultTable) -> str:
+    """The table in Markdown, as GitHub shows it."""
+    shown = layout(table)
+    names = [*map(_markdown_text, shown.stub)]
+    names += ["<br>".join(_markdown_text(label) for label in labels if label) for labels in shown.headings()]
+    lines = [f"**{_markdown_text(table.title)}**", ""]
+    lines += [_line(names), _line([*(":---" for _ in shown.stub), *("---:" for _ in shown.head)])]
+    for (_, entries), labels in zip(shown.rows, shown.labels(), strict=True):
+        lines.append(_line([*map(_markdown_text, labels), *map(_markdown_entry, entries)]))
+    notes = [f"<sup>{letter}</sup> {_markdown_text(note)}" for letter, note in shown.footnotes]
+    below = [*notes, *map(_markdown_text, shown.remarks)]
+    return "\n".join([*lines, *(["", "<br>\n".join(below)] if below else [])]) + "\n"
+
+
+def _line(fields: Sequence[str]) -> str:
+    return f"| {' | '.join(fields)} |"
+
+
+def _markdown_text(text: str) -> str:
+    """Text in which no sign means anything to Markdown."""
+    return re.sub(r"([\\`*_\[\]|<>~#])", r"\\\1", text).replace("\n", " ")
+
+
+def _markdown_entry(entry: Entry) -> str:
+    text = _markdown_text(entry.text + ("*" if entry.star else ""))
+    return (f"**{text}**" if entry.bold else text) + (f"<sup>{entry.notes}</sup>" if entry.notes else "")
+
+
+# LaTeX
+
+
+def latex(table: ResultTable) -> str:
+    """The table in LaTeX; the document needs `\\usepackage{booktabs}`."""
+    shown = layout(table)
+    before = len(shown.stub)
+    lines = [f"\\begin{{tabular}}{{{'l' * before}{'r' * len(shown.head)}}}", "\\toprule"]
+    lines += _latex_head(shown)
+    lines.append("\\midrule")
+    for number, ((_, entries), labels) in enumerate(zip(shown.rows, shown.labels(), strict=True)):
+        if shown.begins_group(number):
+            lines.append("\\midrule")
+        lines.append(_row([*map(_latex_text, labels), *map(_latex_entry, entries)]))
+    lines += ["\\bottomrule", "\\end{tabular}"]
+    below = [f"\\textsuperscript{{{letter}}} {_latex_text(note)}" for letter, note in shown.footnotes]
+    below += [_latex_text(remark) for remark in shown.remarks]
+    if below:
+        lines += ["", "\\smallskip", "\\footnotesize\\raggedright", " \\\\\n".join(below)]
+    inside = "\n".join(["\\centering", f"\\caption{{{_latex_text(table.title)}}}", *lines])
+    return f"% needs \\usepackage{{booktabs}}\n\\begin{{table}}\n{inside}\n\\end{{table}}\n"
+
+
+def _latex_head(shown: Layout) -> Iterator[str]:
+    """The lines of the header: labels above what they hold for, and rules below those above several fields."""
+    before, levels = len(shown.stub), len(shown.head[0]) if shown.head else 0
+    for level in range(levels):
+        last = level == levels - 1
+        stub = [_latex_text(name) if last else "" for name in shown.stub]
+        labels, rules, column = [], [], before + 1
+        for label, count in shown.spans(level):
+            text = _latex_text(label)
+            labels.append(text if count == 1 else f"\\multicolumn{{{count}}}{{c}}{{{text}}}")
+            if count > 1:
+                rules.append(f"\\cmidrule(lr){{{column}-{column + count - 1}}}")
+            column += count
+        yield _row([*stub, *labels])
+        if rules:
+            yield "".join(rules)
+
+
+def _row(fields: Sequence[str]) -> str:
+    return " & ".join(fields) + " \\\\"
+
+
+_LATEX = {
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    **{sign: f"{{{sign}}}" for sign in "[]*"},  # these would be arguments of the end of the line before
+    "\\": "\\textbackslash{}",
+    "~": "\\textasciitilde{}",
+    "^": "\\textasciicircum{}",
+    "<": "\\textless{}",
+    ">": "\\textgreater{}",
+    "|": "\\textbar{}",
+    '"': "\\textquotedbl{}",
+    "–": "--",
+    "…": "\\dots{}",
+    "\n": " ",
+    **{sign: f"${{{name}}}$" for sign, name in {"−": "-", "±": "\\pm", "≈": "\\approx", "≠": "\\neq"}.items()},
+    **{sign: f"${{{name}}}$" for sign, name in {"×": "\\times", "≤": "\\leq", "≥": "\\geq", "·": "\\cdot"}.items()},
+    "→": "$\\rightarrow$",
+}
+
+
+def _latex_text(text: str) -> str:
+    """Text in which no sign means anything to LaTeX; Greek letters are set as in mathematics."""
+    return "".join(_LATEX.get(sign) or _greek(sign) for sign in text)
+
+
+def _greek(sign: str) -> str:
+    words = unicodedata.name(sign, "").split()
+    if words[:1] != ["GREEK"] or words[2:3] != ["LETTER"] or len(words) != 4:
+        return sign
+    name = words[3].replace("LAMDA", "LAMBDA").lower()
+    if name == "omicron" or (words[1] == "CAPITAL" and name not in _GREEK_CAPITALS):
+        return sign
+    return f"$\\{name if words[1] == 'SMALL' else name.capitalize()}$"
+
+
+_GREEK_CAPITALS = {"gamma", "delta", "theta", "lambda", "xi", "pi", "sigma", "upsilon", "phi", "psi", "omega"}
+"""Those that do not look like Latin letters; the others have no command."""
+
+
+def _latex_entry(entry: Entry) -> str:
+    text = _latex_text(entry.text)
+    text = f"\\textbf{{{text}}}" if entry.bold else text
+    raised = "*" * entry.star + entry.notes
+    return text + (f"\\textsuperscript{{{raised}}}" if raised else "")
+
+
+# HTML
+
+
+def html(table: ResultTable) -> str:
+    """The table as a part of a page, with its notes; text is escaped."""
+    shown = layout(table)
+    levels = len(shown.head[0]) if shown.head else 0
+    head = []
+    for level in range(levels):
+        stub = "".join(f"<th rowspan={levels}>{markup.escape(name)}</th>" for name in shown.stub) if not level else ""
+        spans = "".join(f"<th scope=col colspan={n}>{markup.escape(label)}</th>" for label, n in shown.spans(level))
+        head.append(f"<tr>{stub}{spans}</tr>")
+    body = []
+    for (_, entries), labels in zip(shown.rows, shown.labels(), strict=True):
+        before = "".join(f"<th scope=row>{markup.escape(label)}</th>" for label in labels)
+        body.append(f"<tr>{before}{''.join(map(_html_entry, entries))}</tr>")
+    notes = [f"<sup>{letter}</sup> {markup.escape(note)}" for letter, note in shown.footnotes]
+    below = "<br>".join([*notes, *map(markup.escape, shown.remarks)])
+    return (
+        f"<div class=wide><table><caption>{markup.escape(table.title)}</caption><thead>{''.join(head)}</thead>"
+        f"<tbody>{''.join(body)}</tbody></table></div>" + (f"<p class=notes>{below}</p>" if below else "")
+    )
+
+
+def _html_entry(entry: Entry) -> str:
+    raised = f"<sup>{entry.notes}</sup>" if entry.notes else ""
+    return f"<td{' class=best' * entry.bold}>{markup.escape(entry.text + '*' * entry.star)}{raised}</td>"
+
+
+# CSV
+
+
+def csv_text(tables: Sequence[ResultTable]) -> str:
+    """All numbers of tables of one study, one to a line, in full and with the runs that they come from."""
+    axes = tables[0].axes if tables else ()
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["table", *axes, *_CSV])
+    for table in tables:
+        for cell in table:
+            paper, test = cell.published or Published(None), cell.test
+            writer.writerow(
+                [
+                    table.title,
+                    *cell.labels,
+                    cell.value,
+                    table.values[cell.value].text,
+                    _plain(cell.mean),
+                    _plain(cell.deviation),
+                    cell.ours.count,
+                    _plain(paper.mean),
+                    _plain(paper.deviation),
+                    _plain(cell.difference),
+                    cell.verdict.value,
+                    _plain(test.t_test if test else None),
+                    _plain(cell.probability),
+                    "; ".join((*cell.notes, *cell.paper_notes)),
+                    ";".join(path.name for path in cell.ours.runs),
+                ]
+            )
+    return out.getvalue()
+
+
+_CSV = (
+    *("value", "statistic", "mean", "std", "seeds", "published_mean", "published_std"),
+    *("difference", "mark", "p", "p_corrected", "notes", "runs"),
+)
+
+
+def _plain(figure: float | None) -> str:
+    """A number in full, without the noise of the last bits."""
+    return "" if figure is None else f"{figure:.10g}"

@@ -1,0 +1,505 @@
+"""What a study found, beside what the paper printed: tables whose cells know their runs, and a verdict on each number.
+
+A `ResultTable` is only the content; `coterie.report.printing` writes it for terminals, Markdown, LaTeX and CSV.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from itertools import product
+from math import hypot
+from typing import Any, Literal, Protocol
+
+from coterie.lab.folder import StoredRun
+from coterie.lab.statistics import Estimate, PairedTest, Statistic, estimate, holm, over_clients, paired, statistic
+
+__all__ = [
+    "METHOD",
+    "SIGNIFICANT",
+    "Findings",
+    "Labels",
+    "Ordering",
+    "Published",
+    "ResultCell",
+    "ResultTable",
+    "Summary",
+    "Verdict",
+    "orderings",
+    "result_table",
+    "summarised",
+]
+
+Labels = tuple[str, ...]
+"""Labels of axes, in their order."""
+
+METHOD = "method"
+"""The axis whose entries are compared with each other."""
+
+SIGNIFICANT = 0.05
+"""Probability below which a difference counts as clear, after correction for many comparisons."""
+
+_DEVIATIONS = 2.0
+_POINTS = 1.5
+"""How far, in deviations or in points of a percentage, a number may be from the paper's and still reproduce it."""
+
+
+class TableSpec(Protocol):
+    """What a study says of a table; see `coterie.lab.study`."""
+
+    title: str
+    values: Mapping[str, str]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    percent: bool
+    better: Literal["higher", "lower", ""]
+    reference: Mapping[str, str]
+    digits: int
+    published: Mapping[str, Sequence[float]]
+    incomparable: Mapping[str, str]
+    scaled: Mapping[str, str]
+
+
+class Verdict(StrEnum):
+    """What became of a number of the paper."""
+
+    REPRODUCES = "reproduces"
+    DIFFERS = "differs"
+    INCOMPARABLE = "not comparable"
+    SCALED = "scaled"
+    NOT_RUN = "not run"
+    LEFT_OUT = "left out"
+    NOT_MEASURED = "not measured"
+    UNPUBLISHED = "not published"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number as it is printed; without a mean the paper says that it never came to it."""
+
+    mean: float | None
+    deviation: float | None = None
+
+
+@dataclass(frozen=True)
+class ResultCell:
+    """One number of a table: ours, the paper's, and how they compare. All in the unit of the table."""
+
+    place: Mapping[str, str]
+    """The label on each axis."""
+    value: str
+    """The label of the statistic."""
+    ours: Estimate
+    published: Published | None
+    verdict: Verdict
+    mean: float | None
+    deviation: float | None
+    never: bool = False
+    """Whether there are runs, and what is counted did not happen in any."""
+    difference: float | None = None
+    """Ours less the paper's, where the two can be compared."""
+    notes: tuple[str, ...] = ()
+    """What must be known about our number."""
+    paper_notes: tuple[str, ...] = ()
+    """What must be known about the paper's."""
+    best: bool = False
+    """Whether it is the best of ours among the methods compared."""
+    best_published: bool = False
+    """The same among the paper's."""
+    test: PairedTest | None = None
+    """Against the reference of the table."""
+    probability: float | None = None
+    """Of the t-test, corrected for all comparisons of the table."""
+
+    @property
+    def clear(self) -> bool:
+        """Whether it differs from the reference by more than chance."""
+        return self.probability is not None and self.probability < SIGNIFICANT
+
+    @property
+    def labels(self) -> Labels:
+        """Where it stands, in the order of the axes."""
+        return tuple(self.place.values())
+
+
+@dataclass(frozen=True)
+class ResultTable:
+    """A table of a study with its numbers."""
+
+    title: str
+    axes: tuple[str, ...]
+    """All axes of the study."""
+    row_axes: tuple[str, ...]
+    column_axes: tuple[str, ...]
+    rows: tuple[Labels, ...]
+    columns: tuple[Labels, ...]
+    cells: Mapping[tuple[Labels, Labels], ResultCell]
+    """By labels of row and column; where the study has no cell there is none."""
+    values: Mapping[str, Statistic]
+    percent: bool
+    digits: int
+    better: Literal["higher", "lower", ""]
+    reference: Mapping[str, str]
+    comparisons: int
+    """How many tests were made, and corrected for."""
+    pairs: Literal["seeds", "clients"] = "seeds"
+
+    @property
+    def has_published(self) -> bool:
+        """Whether the paper has any of these numbers."""
+        return any(cell.published for cell in self.cells.values())
+
+    @property
+    def tolerance(self) -> str:
+        """When a number reproduces the paper's, in words."""
+        return f"within {_DEVIATIONS:g} standard deviations or {f'{_POINTS:g} points' if self.percent else 'rounding'}"
+
+    def __iter__(self) -> Iterator[ResultCell]:
+        """The cells, row by row."""
+        for row in self.rows:
+            for column in self.columns:
+                if (row, column) in self.cells:
+                    yield self.cells[row, column]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What there is for a study."""
+
+    axes: Mapping[str, Sequence[str]]
+    """The labels of each axis."""
+    runs: Mapping[Labels, Sequence[StoredRun]]
+    """The finished runs of each cell, one per seed."""
+    seeds: int = 1
+    """How many runs a cell should have."""
+    left_out: Mapping[Labels, str] = field(default_factory=dict)
+    """Cells that the study does not run, and why."""
+    keys: tuple[str, ...] | None = ()
+    """Keys that the study's measures give; None for any (see `statistic`)."""
+
+    def places(self) -> Iterator[dict[str, str]]:
+        """Every combination of labels."""
+        for labels in product(*self.axes.values()):
+            yield dict(zip(self.axes, labels, strict=True))
+
+    def beside(self, place: Mapping[str, str]) -> dict[str, Sequence[StoredRun]]:
+        """The runs of all methods in a place, by the methods' labels."""
+        places = {label: tuple({**place, METHOD: label}.values()) for label in self.axes.get(METHOD, ())}
+        return {label: self.runs[labels] for label, labels in places.items() if labels in self.runs}
+
+    def statistics(self, spec: TableSpec) -> dict[str, Statistic]:
+        """What a table shows, by label."""
+        return {label: statistic(text, self.keys) for label, text in spec.values.items()}
+
+
+def result_table(spec: TableSpec, findings: Findings, pairs: Literal["seeds", "clients"] = "seeds") -> ResultTable:
+    """A table of a study. Tests against the reference pair seeds, or clients under the same seed."""
+    values = findings.statistics(spec)
+    made = (_cell(spec, findings, place, label, what) for place in findings.places() for label, what in values.items())
+    cells = _marked(spec, [cell for cell in made if cell is not None])
+    cells = _tested(spec, findings, cells, values, pairs)
+    row_axes, column_axes = _shown_axes(spec, findings.axes)
+    placed = {(_position(cell, row_axes), _position(cell, column_axes)): cell for cell in cells}
+    return ResultTable(
+        title=spec.title,
+        axes=tuple(findings.axes),
+        row_axes=row_axes,
+        column_axes=column_axes,
+        rows=tuple(dict.fromkeys(sorted((row for row, _ in placed), key=_order(findings, values, row_axes)))),
+        columns=tuple(dict.fromkeys(sorted((one for _, one in placed), key=_order(findings, values, column_axes)))),
+        cells=placed,
+        values=values,
+        percent=spec.percent,
+        digits=spec.digits,
+        better=spec.better,
+        reference=dict(spec.reference),
+        comparisons=sum(cell.probability is not None for cell in cells),
+        pairs=pairs,
+    )
+
+
+def _shown_axes(spec: TableSpec, axes: Mapping[str, Sequence[str]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Axes of rows and columns. Several values are columns if nothing is said; an axis that is missing is a row."""
+    rows, columns = tuple(spec.rows), tuple(spec.columns)
+    shown = {*rows, *columns}
+    if len(spec.values) > 1 and "value" not in shown:
+        columns += ("value",)
+    missing = tuple(axis for axis, labels in axes.items() if axis not in shown and len(labels) > 1)
+    return missing + rows, columns
+
+
+def _position(cell: ResultCell, shown: Sequence[str]) -> Labels:
+    return tuple(cell.value if axis == "value" else cell.place[axis] for axis in shown)
+
+
+def _order(
+    findings: Findings, values: Mapping[str, Statistic], shown: Sequence[str]
+) -> Callable[[Labels], tuple[int, ...]]:
+    """Where labels stand in the study, for sorting."""
+    entries = {**findings.axes, "value": tuple(values)}
+    ranks = [{label: number for number, label in enumerate(entries[axis])} for axis in shown]
+    return lambda labels: tuple(rank[label] for rank, label in zip(ranks, labels, strict=True))
+
+
+def _name(spec: TableSpec, place: Mapping[str, str], value: str) -> str:
+    """What a number is called in the study: the labels, and the value's if there are several."""
+    return "/".join((*place.values(), value) if len(spec.values) > 1 else place.values())
+
+
+def _cell(
+    spec: TableSpec, findings: Findings, place: Mapping[str, str], value: str, what: Statistic
+) -> ResultCell | None:
+    """The cell, without what depends on others; nothing where the study has left it out and the paper has no number."""
+    labels, name = tuple(place.values()), _name(spec, place, value)
+    printed = spec.published.get(name)
+    published = None if printed is None else Published(*printed[:2]) if printed else Published(None)
+    runs, left_out = findings.runs.get(labels, ()), findings.left_out.get(labels)
+    if left_out is not None and published is None and not runs:
+        return None
+    ours = estimate(what, runs, findings.beside(place))
+    unit = 100.0 if spec.percent else 1.0
+    mean, deviation = (None if figure is None else figure * unit for figure in (ours.mean, ours.deviation))
+    scaled = _fitting(spec.scaled, name)
+    cell = ResultCell(
+        place=place,
+        value=value,
+        ours=ours,
+        published=published,
+        verdict=Verdict.LEFT_OUT if left_out is not None else Verdict.NOT_RUN,
+        mean=mean,
+        deviation=deviation,
+        never=what.may_never_be and not ours.count and bool(ours.without),
+        notes=(left_out,) if left_out is not None and not runs else _notes(what, ours, findings.seeds, scaled),
+        paper_notes=_fitting(spec.incomparable, name) if published else (),
+    )
+    return _judged(spec, cell, bool(scaled)) if runs else cell
+
+
+def _fitting(patterns: Mapping[str, str], name: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(why for pattern, why in patterns.items() if fnmatchcase(name, pattern)))
+
+
+def _notes(what: Statistic, ours: Estimate, seeds: int, scaled: tuple[str, ...]) -> tuple[str, ...]:
+    """What must be known about a number that was run."""
+    there = ours.count + len(ours.without)
+    if not there:
+        return ()
+    notes = list(scaled)
+    if there < seeds:
+        notes.append(f"{there} of {seeds} seeds")
+    if ours.count and ours.without:
+        word = "never" if what.may_never_be else "not measured"
+        notes.append(f"{word} in {len(ours.without)} of {there} runs")
+    return tuple(notes)
+
+
+def _judged(spec: TableSpec, cell: ResultCell, scaled: bool) -> ResultCell:
+    """A cell that was run with its verdict, and with the difference where the two numbers can be compared."""
+    paper = cell.published
+    if cell.mean is None and not cell.never:
+        return replace(cell, verdict=Verdict.NOT_MEASURED)
+    if paper is None or cell.paper_notes:
+        return replace(cell, verdict=Verdict.UNPUBLISHED if paper is None else Verdict.INCOMPARABLE)
+    if cell.mean is None or paper.mean is None:  # one of the two says never, or both
+        difference, agree = None, cell.mean is None and paper.mean is None
+    else:
+        difference = cell.mean - paper.mean
+        # The deviation of the difference between a run of ours and one of theirs.
+        spread = hypot(cell.deviation or 0.0, paper.deviation or 0.0)
+        # What is no percentage is allowed what rounding took from the printed number.
+        least = _POINTS if spec.percent else 0.5 * 10.0**-spec.digits
+        agree = abs(difference) <= max(_DEVIATIONS * spread, least) + 1e-9
+    verdict = Verdict.SCALED if scaled else Verdict.REPRODUCES if agree else Verdict.DIFFERS
+    return replace(cell, verdict=verdict, difference=difference)
+
+
+def _group(cell: ResultCell) -> tuple[Labels, str]:
+    """What is compared: the methods in one place, by one value."""
+    return tuple(label for axis, label in cell.place.items() if axis != METHOD), cell.value
+
+
+def _marked(spec: TableSpec, cells: Sequence[ResultCell]) -> list[ResultCell]:
+    """The cells with the best of each comparison marked, separately for ours and for the paper's."""
+    if not spec.better:
+        return list(cells)
+
+    def best(of: Callable[[ResultCell], float | None]) -> set[int]:
+        found: dict[tuple[Labels, str], list[tuple[float, int]]] = {}
+        for number, cell in enumerate(cells):
+            figure = of(cell)
+            if figure is not None:
+                # What looks the same in print is the same.
+                found.setdefault(_group(cell), []).append((round(figure, spec.digits), number))
+        choose = max if spec.better == "higher" else min
+        tops = {group: choose(listed)[0] for group, listed in found.items() if len(listed) > 1}
+        return {number for group, top in tops.items() for figure, number in found[group] if figure == top}
+
+    ours, papers = best(lambda cell: cell.mean), best(lambda cell: cell.published.mean if cell.published else None)
+    return [replace(cell, best=n in ours, best_published=n in papers) for n, cell in enumerate(cells)]
+
+
+def _tested(
+    spec: TableSpec,
+    findings: Findings,
+    cells: Sequence[ResultCell],
+    values: Mapping[str, Statistic],
+    pairs: Literal["seeds", "clients"],
+) -> list[ResultCell]:
+    """The cells with their tests against the reference, corrected for being many."""
+    if not spec.reference:
+        return list(cells)
+    by_place = {(cell.labels, cell.value): cell for cell in cells}
+
+    def figures(cell: ResultCell) -> Mapping[Any, float]:
+        if pairs == "seeds":
+            return cell.ours.values
+        return over_clients(values[cell.value], findings.runs.get(cell.labels, ()))
+
+    tests = []
+    for cell in cells:
+        other = by_place.get((tuple({**cell.place, **spec.reference}.values()), cell.value))
+        tests.append(None if other is None or other is cell else paired(figures(cell), figures(other)))
+    corrected = holm([None if test is None else test.t_test for test in tests])
+    return [replace(c, test=t, probability=p) for c, t, p in zip(cells, tests, corrected, strict=True)]
+
+
+# Whether a study's claim holds
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """Whether the paper's method is ahead of a baseline in one place."""
+
+    place: Labels
+    """The labels of the other axes."""
+    value: str
+    method: str
+    baseline: str
+    published: bool | None
+    """In the paper; nothing if it does not have both numbers."""
+    at_equal_rounds: bool | None
+    """In our runs, each with all its rounds."""
+    at_equal_steps: bool | None
+    """In our runs, where no method had taken more local steps than another."""
+    probabilities: tuple[float | None, float | None] = (None, None)
+    """Of paired t-tests over seeds, at equal rounds and at equal steps, corrected for all orderings of the study."""
+
+
+def orderings(spec: TableSpec, findings: Findings, own: Sequence[str]) -> list[Ordering]:
+    """The paper's `own` methods against each other method of a table that says what is better.
+
+    A figure of the last round is taken at equal steps too, whether or not the table shows it.
+    """
+    if not spec.better:
+        return []
+    sign = 1.0 if spec.better == "higher" else -1.0
+    methods = findings.axes.get(METHOD, ())
+    found: list[Ordering] = []
+    raw: list[tuple[float | None, float | None]] = []
+    for place in findings.places():
+        # Each place once, whatever the method in it.
+        if not methods or place[METHOD] != methods[0]:
+            continue
+        beside = findings.beside(place)
+        others = tuple(label for axis, label in place.items() if axis != METHOD)
+        for value, what in findings.statistics(spec).items():
+            if what.name == "equal_steps":
+                continue
+            at_rounds, at_steps = (
+                {name: estimate(one, beside[name], beside) for name in beside} if one else {}
+                for one in (what, what.at_equal_steps)
+            )
+            for method, baseline in product(own, (name for name in methods if name not in own)):
+                printed = [
+                    spec.published.get(_name(spec, {**place, METHOD: name}, value)) for name in (method, baseline)
+                ]
+                paper = sign * (printed[0][0] - printed[1][0]) > 0 if printed[0] and printed[1] else None
+                rounds, steps = (_ahead(at, method, baseline, sign) for at in (at_rounds, at_steps))
+                if paper is not None or rounds[0] is not None:
+                    found.append(Ordering(others, value, method, baseline, paper, rounds[0], steps[0]))
+                    raw.append((rounds[1], steps[1]))
+    return _corrected(found, raw)
+
+
+def _ahead(
+    figures: Mapping[str, Estimate], method: str, baseline: str, sign: float
+) -> tuple[bool | None, float | None]:
+    """Whether a method is ahead of a baseline under the seeds that both have, and how likely so by chance."""
+    if method not in figures or baseline not in figures:
+        return None, None
+    test = paired(figures[method].values, figures[baseline].values)
+    return (None, None) if test is None else (sign * test.difference > 0, test.t_test)
+
+
+def _corrected(found: Sequence[Ordering], raw: Sequence[tuple[float | None, float | None]]) -> list[Ordering]:
+    columns = [holm([pair[side] for pair in raw]) for side in (0, 1)]
+    return [replace(one, probabilities=(rounds, steps)) for one, rounds, steps in zip(found, *columns, strict=True)]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a study comes to."""
+
+    name: str
+    verdicts: Mapping[Verdict, int]
+    """How many published numbers came to what."""
+    unpublished_not_run: int
+    """Cells without a published number that were not run either."""
+    orderings: tuple[Ordering, ...]
+
+    @property
+    def published(self) -> int:
+        """How many numbers the paper has."""
+        return sum(self.verdicts.values())
+
+    def lines(self) -> list[str]:
+        """The summary in sentences."""
+        said = []
+        if self.published:
+            counts = ", ".join(f"{count} {_PLURAL[verdict]}" for verdict, count in self.verdicts.items() if count)
+            said.append(f"Of {self.published} published numbers, {counts}.")
+        if self.unpublished_not_run:
+            said.append(f"{self.unpublished_not_run} further cells were not run.")
+        for method in dict.fromkeys(one.method for one in self.orderings):
+            said.append(self._of_method(method))
+        return said
+
+    def _of_method(self, method: str) -> str:
+        mine = [one for one in self.orderings if one.method == method]
+        parts = []
+        printed = [one.published for one in mine if one.published is not None]
+        if printed:
+            parts.append(f"in {sum(printed)} of {len(printed)} comparisons of the paper")
+        for words, side in (("at equal rounds", 0), ("at equal steps", 1)):
+            ahead = [(one.at_equal_rounds, one.at_equal_steps)[side] for one in mine]
+            known = [
+                (state, one.probabilities[side]) for state, one in zip(ahead, mine, strict=True) if state is not None
+            ]
+            if known:
+                clear = sum(bool(state) and p is not None and p < SIGNIFICANT for state, p in known)
+                lost = sum(not state and p is not None and p < SIGNIFICANT for state, p in known)
+                tested = (
+                    f" (clearly in {clear}, clearly behind in {lost})" if any(p is not None for _, p in known) else ""
+                )
+                parts.append(f"in {sum(bool(state) for state, _ in known)} of {len(known)} of ours {words}{tested}")
+        return f"{method} is ahead of its baselines {', '.join(parts)}." if parts else f"{method}: nothing to compare."
+
+
+_PLURAL = {
+    Verdict.REPRODUCES: "reproduce",
+    Verdict.DIFFERS: "differ",
+    Verdict.INCOMPARABLE: "are not comparable",
+    Verdict.SCALED: "are compared with scaled runs",
+    Verdict.NOT_RUN: "were not run",
+    Verdict.LEFT_OUT: "were left out",
+    Verdict.NOT_MEASURED: "were not measured",
+}
+
+
+def summarised(name: str, tables: Sequence[ResultTable], found: Sequence[Ordering] = ()) -> Summary:
+    """What the tables of a study come to."""
+    cells = [cell for table in tables for cell in table]
+    verdicts = Counter(cell.verdict for cell in cells if cell.published)
+    idle = sum(cell.verdict is Verdict.NOT_RUN for cell in cells if not cell.published)
+    return Summary(name, {verdict: verdicts[verdict] for verdict in _PLURAL}, idle, tuple(found))
