@@ -13,7 +13,7 @@ from rich.text import Text
 from coterie.fitting import Checkpoint, Record, Result
 from coterie.method import Method
 
-__all__ = ["Follower", "console", "errors", "following", "print_table", "tell"]
+__all__ = ["Follower", "Tally", "console", "errors", "following", "print_table", "tell"]
 
 console = Console()
 errors = Console(stderr=True)
@@ -42,6 +42,51 @@ class Follower:
         """The observers of one run."""
         task = self._progress.add_task(f"{method.name} [dim]seed {seed}[/dim]", total=method.rounds, figures="")
         return [Line(self._progress, task)]
+
+    def tally(self, runs: int, rounds: int) -> "Tally":
+        """One line for many runs that have so many rounds in all."""
+        task = self._progress.add_task("", total=rounds, figures="")
+        return Tally(self._progress, task, runs)
+
+
+class Tally:
+    """The progress of many runs: how many have ended, and how many of all rounds are done."""
+
+    def __init__(self, progress: Progress, task: TaskID, runs: int) -> None:
+        self._progress, self._task, self._runs, self._ended = progress, task, runs, 0
+        self._show()
+
+    def _show(self) -> None:
+        self._progress.update(self._task, description=f"{self._ended} of {self._runs} runs, rounds")
+
+    def watch(self, resumed_at: int = 0) -> "list[Counted]":
+        """The observers of one more run, which goes on after so many rounds."""
+        self.count(resumed_at)
+        return [Counted(self)]
+
+    def count(self, rounds: int) -> None:
+        """So many rounds more are done."""
+        self._progress.update(self._task, advance=rounds)
+
+    def ended(self) -> None:
+        """One run more has ended."""
+        self._ended += 1
+        self._show()
+
+
+class Counted:
+    """The rounds of one run, counted with those of others."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+
+    def round_done(self, checkpoint: Checkpoint, record: Record | None, groups: Record | None) -> None:
+        """Count a round."""
+        self._tally.count(1)
+
+    def run_done(self, checkpoint: Checkpoint, result: Result) -> None:
+        """Count a run."""
+        self._tally.ended()
 
 
 class Line:

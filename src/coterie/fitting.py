@@ -148,6 +148,7 @@ def _round_record(fed: Federation, scores: ClientScores, seconds: float) -> Reco
     record |= {f"accuracy_{name}": value for name, value in spread(scores.accuracy).items()}
     record["loss_mean"] = spread(scores.loss)["mean"]
     record["validation_accuracy"] = spread(scores.validation)["mean"]
+    record["steps_mean"] = float(scores.steps.mean())
     record["groups"] = None if scores.groups is None else len(set(scores.groups[scores.clients].tolist()))
     for direction in ("up", "down", "peer", "evaluation"):
         record[f"bytes_{direction}"] = fed.ledger.total(direction)

@@ -136,6 +136,21 @@ class World:
         """An engine for the clients, beside another of the same samples and net, if there is one."""
         return Simulation(self.population, self.net_name, self.computing, beside)
 
+    def beside(self, other: "World") -> "World":
+        """The same world with the data that another one has read, where it is the same."""
+        made = replace(self)
+        same = (self.data, self.data_options, self.labels) == (other.data, other.data_options, other.labels)
+        if same and (self._world_seed == other._world_seed or not self._draws_samples):
+            made.__dict__["dataset"] = other.dataset
+        return made
+
+    @property
+    def _draws_samples(self) -> bool:
+        """Whether the seed decides which samples the data set has."""
+        if self.data not in sources:
+            return True
+        return "limit" in self.data_options or "hold_out" in self.data_options or hasattr(sources[self.data], "seed")
+
     def reseeded(self, seed: int) -> "World":
         """The same with another seed, which may pick other classes where the data set picks some."""
         return self if seed == self.seed else replace(self, seed=seed, labels=())

@@ -65,9 +65,17 @@ def test_folders_are_the_same(tmp_path):
 
 
 def test_samples_that_differ_are_not_put_together(monkeypatch):
-    monkeypatch.setattr(Meeting, "run", lambda self, tasks: pytest.fail("these do not fit together"))
-    chosen = settings("fedavg", data="digits", limit=200)
-    assert len(compare(chosen, seeds=2, together=True)) == 2
+    served = batches(monkeypatch)
+    chosen = settings("fedavg", "local", limit=200)
+    agree(compare(chosen, seeds=2, together=True), compare(chosen, seeds=2, together=False))
+    assert served() == [2, 2, 2], "the methods of a seed fit together, those of another do not"
+
+
+def test_samples_that_are_rotated_differently_fit_together(monkeypatch):
+    served = batches(monkeypatch)
+    chosen = settings("fedavg", split="autocfl-input", limit=None)
+    agree(compare(chosen, seeds=3, together=True), compare(chosen, seeds=3, together=False))
+    assert served() == [3, 3, 3]
 
 
 class Failing(coterie.FedAvg):

@@ -127,7 +127,7 @@ def test_settings_are_complete_and_say_their_format(finished):
 
 ROUND = [
     *("round", "accuracy_mean", "accuracy_std", "accuracy_min", "accuracy_max", "accuracy_worst_tenth"),
-    *("loss_mean", "validation_accuracy", "groups"),
+    *("loss_mean", "validation_accuracy", "steps_mean", "groups"),
     *("bytes_up", "bytes_down", "bytes_peer", "bytes_evaluation", "seconds"),
     *("global_accuracy_mean", "global_accuracy_min", "global_accuracy_max"),
 ]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,18 @@ class Dataset:
     def shape(self) -> tuple[int, ...]:
         """The shape of one input."""
         return self.x.shape[1:]
+
+    @cached_property
+    def moments(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and deviation of the inputs, per channel."""
+        if self.x.dtype == np.uint8:
+            values = np.arange(256.0)
+            hits = [np.bincount(self.x[:, channel].reshape(-1), minlength=256) for channel in range(self.shape[0])]
+            mean = np.array([hit @ values / hit.sum() for hit in hits])
+            spread = [np.sqrt(hit @ (values - m) ** 2 / hit.sum()) for hit, m in zip(hits, mean, strict=True)]
+            return mean, np.array(spread)
+        axes = tuple(axis for axis in range(self.x.ndim) if axis != 1)
+        return self.x.mean(axes, dtype=np.float64), self.x.std(axes, dtype=np.float64)
 
     def subset(self, index: Any) -> "Dataset":
         """Some of the samples; the test part and the label set stay."""

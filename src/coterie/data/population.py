@@ -1,7 +1,7 @@
 """The clients of an experiment with everything they hold: data set and split become shards of one pool of samples."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -14,7 +14,7 @@ from coterie.data.split import TRANSFORMS, Split, SplitRule
 from coterie.errors import DataError, SettingsError
 from coterie.randomness import generator
 
-__all__ = ["Division", "Pool", "Population", "Shard", "populate", "scaling_of"]
+__all__ = ["Division", "Pool", "Population", "Shard", "pooled", "populate", "same_samples", "scaling_of"]
 
 TestKind = Literal["auto", "own", "labels", "proportions", "global"]
 Scaling = Literal["channel", "unit", "none"]
@@ -94,6 +94,8 @@ class Population:
     augment: bool
     data: str
     """The name of the data set."""
+    copies: int = 0
+    """How many samples, the last ones, are transformed copies of others."""
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -154,7 +156,49 @@ def populate(data: Dataset, split: SplitRule | Split, division: Division | None 
     if augment and len(data.shape) != 3:
         raise SettingsError(f"augment=crop-flip: needs images; {data.name} has inputs of shape {data.shape}")
     x, y = pool.arrays()
-    return Population(x, y, tuple(shards), server, data.labels, made.groups, shift, scale, augment, data.name)
+    copies = len(y) - len(pool.y[0])
+    return Population(x, y, tuple(shards), server, data.labels, made.groups, shift, scale, augment, data.name, copies)
+
+
+def pooled(populations: Sequence[Population]) -> list[Population]:
+    """Populations of the same samples, with all of them in one pool.
+
+    Copies are each population's own: which samples are rotated, say, depends on the seed.
+    """
+    first = populations[0]
+    originals = len(first.y) - first.copies
+    if not any(one.copies for one in populations):
+        return [replace(one, x=first.x, y=first.y) for one in populations]
+    x, y = (
+        np.concatenate([getattr(first, name)[:originals], *(getattr(one, name)[originals:] for one in populations)])
+        for name in ("x", "y")
+    )
+    behind = np.cumsum([0, *(one.copies for one in populations)])
+    return [_moved(one, x, y, originals, int(by)) for one, by in zip(populations, behind[:-1], strict=True)]
+
+
+def same_samples(ours: Population, theirs: Population) -> bool:
+    """Whether two populations divide the very same samples, prepared in the same way; copies may differ."""
+    if ours is theirs:
+        return True
+    originals = len(ours.y) - ours.copies
+    if len(theirs.y) - theirs.copies != originals or ours.augment != theirs.augment or ours.labels != theirs.labels:
+        return False
+    scaled = all(np.array_equal(getattr(ours, name), getattr(theirs, name)) for name in ("shift", "scale"))
+    return scaled and all(
+        np.array_equal(getattr(ours, name)[:originals], getattr(theirs, name)[:originals]) for name in ("y", "x")
+    )
+
+
+def _moved(population: Population, x: np.ndarray, y: np.ndarray, originals: int, by: int) -> Population:
+    """The same with these samples, among which its copies have moved so many places on."""
+
+    def moved(shard: Shard) -> Shard:
+        parts = (np.where(part < originals, part, part + by) for part in (shard.train, shard.validation, shard.test))
+        return Shard(shard.name, *parts)
+
+    shards = tuple(moved(shard) for shard in population.shards)
+    return replace(population, x=x, y=y, shards=shards, server=moved(population.server), copies=len(y) - originals)
 
 
 def _set_aside(
@@ -255,14 +299,7 @@ def scaling_of(data: Dataset, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]
         return np.zeros(channels), np.ones(channels)
     if scaling == "unit":
         return np.zeros(channels), np.full(channels, 255.0 if data.x.dtype == np.uint8 else 1.0)
-    axes = tuple(axis for axis in range(data.x.ndim) if axis != 1)
-    if data.x.dtype == np.uint8:
-        values = np.arange(256.0)
-        hits = [np.bincount(data.x[:, channel].reshape(-1), minlength=256) for channel in range(channels)]
-        mean = np.array([hit @ values / hit.sum() for hit in hits])
-        deviation = np.array([np.sqrt(hit @ (values - m) ** 2 / hit.sum()) for hit, m in zip(hits, mean, strict=True)])
-    else:
-        mean, deviation = data.x.mean(axes, dtype=np.float64), data.x.std(axes, dtype=np.float64)
+    mean, deviation = data.moments
     return mean, np.where(deviation > 1e-8, deviation, 1.0)
 
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -147,6 +147,10 @@ class Store(Observer, Protocol):
         """The checkpoint to go on from, if there is one."""
         ...
 
+    def close(self) -> None:
+        """The run goes on no further here."""
+        ...
+
 
 def carry_through(
     method: Method,
@@ -158,6 +162,19 @@ def carry_through(
     describe: Record | None = None,
 ) -> Result:
     """Run a method to its end, and a round again that too few sites answer, from what the store has of the last."""
+    with closing(store):
+        return _carry_through(method, fed, engine, store, scoring, observers, describe)
+
+
+def _carry_through(
+    method: Method,
+    fed: Federation,
+    engine: FlowerEngine,
+    store: Store,
+    scoring: Scoring,
+    observers: Sequence[Observer],
+    describe: Record | None,
+) -> Result:
     lost, attempts = 0, 0
     while True:
         checkpoint = store.open(fed.net, resume=True)

@@ -285,6 +285,9 @@ class _Remembered:
     def run_done(self, checkpoint: Checkpoint, result: fitting.Result) -> None:
         self._checkpoint = checkpoint
 
+    def close(self) -> None:
+        pass
+
 
 @dataclass
 class _Follower:

@@ -2,25 +2,17 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from coterie.engines.simulation.meeting import Meeting
-from coterie.federation import Federation
-from coterie.fitting import Observer, Result
-from coterie.lab.experiment import NewFolder, run
+from coterie.fitting import Observer
+from coterie.lab.batch import Batch, Entry
+from coterie.lab.experiment import NewFolder
 from coterie.lab.folder import WITHOUT_EFFECT
 from coterie.method import Method
-from coterie.settings import Settings, World
+from coterie.settings import Settings
 
 __all__ = ["Entry", "compare", "names_apart"]
-
-Entry = tuple[Settings, Result]
-"""A run and its settings."""
 
 
 def compare(
@@ -39,40 +31,14 @@ def compare(
     first = settings[0].world
     worlds = [first.reseeded(first.seed + number) for number in range(seeds)]
     # Whatever can be wrong with the settings must show before a folder is made.
-    engine = first.engine()
+    batch = Batch([replace(one, world=world) for world in worlds for one in settings], together)
     parent = out.make() if isinstance(out, NewFolder) else out
 
-    def one_run(one: Settings, fed: Federation) -> Entry:
-        folder = None if parent is None else parent / f"{one.method.name}-seed{fed.seed}"
-        return one, run(one, folder, resume, watch(one.method, fed.seed), fed)
+    def folder(one: Settings) -> Path | None:
+        return None if parent is None else parent / f"{one.method.name}-seed{one.world.seed}"
 
-    if together is None:
-        together = engine.form.stacked and engine.net.device.type == "cuda"
-    if together and len(worlds) * len(settings) > 1 and all(_same_samples(first, world) for world in worlds[1:]):
-        meeting, runs = Meeting(), []
-        for number, (world, one) in enumerate(product(worlds, settings)):
-            beside = world.engine(engine)
-            beside.form = meeting.form(engine.form, number)
-            runs.append(partial(one_run, replace(one, world=world), world.federation(beside)))
-        return meeting.run(runs)
-    entries = []
-    for world in worlds:
-        # The world, and an engine with everything in it, is made once for all methods of a seed.
-        fed = world.federation(engine if world is first else None)
-        try:
-            entries += [one_run(replace(one, world=world), fed) for one in settings]
-        finally:
-            fed.close()
-    return entries
-
-
-def _same_samples(one: World, other: World) -> bool:
-    """Whether two worlds divide the very same prepared samples."""
-    ours, theirs = one.population, other.population
-    arrays = ("x", "y", "shift", "scale")
-    return ours.augment == theirs.augment and all(
-        np.array_equal(getattr(ours, name), getattr(theirs, name)) for name in arrays
-    )
+    entries = batch.run(folder, resume, lambda one: watch(one.method, one.world.seed))
+    return [entry for entry in entries if entry is not None]
 
 
 def names_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:

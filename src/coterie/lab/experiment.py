@@ -8,7 +8,7 @@ from pathlib import Path
 from coterie.errors import SettingsError
 from coterie.federation import Federation
 from coterie.fitting import Observer, Result, fit
-from coterie.lab.folder import RunFolder
+from coterie.lab.folder import SAVING, RunFolder
 from coterie.settings import Settings
 
 __all__ = ["NewFolder", "free_path", "run"]
@@ -54,20 +54,24 @@ def run(
     resume: bool = False,
     observers: Sequence[Observer] = (),
     federation: Federation | None = None,
+    saving: float = SAVING,
+    keep_state: bool = True,
 ) -> Result:
     """Run a method in its world; with a folder, write everything there, and go on with what is there if told.
 
-    A federation of the same world can be given, so that several runs share one.
+    A federation of the same world can be given, so that several runs share one. Checkpoints take a share of the time,
+    `saving`; that of a finished run is kept or not.
     """
     world = settings.world
     # Whatever can be wrong with the settings must show before a folder is made.
     fed = federation or world.federation()
+    folder = None
     try:
         settings.method.check(fed)
         checkpoint = None
         if out is not None:
             path = out.make() if isinstance(out, NewFolder) else out
-            folder = RunFolder(path, settings.resolved().table())
+            folder = RunFolder(path, settings.resolved().table(), saving=saving, keep_state=keep_state)
             checkpoint = folder.open(fed.net, resume)
             observers = [*observers, folder]
         log.info("%s", fed.explain())
@@ -76,5 +80,7 @@ def run(
             settings.method, fed, scoring=settings.scoring, observers=observers, resume=checkpoint, describe=describe
         )
     finally:
+        if folder is not None:
+            folder.close()
         if federation is None:
             fed.close()

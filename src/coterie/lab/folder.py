@@ -11,6 +11,8 @@ deployment/     over real sites: what is needed to go on
 """
 
 import json
+import os
+import shutil
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -25,7 +27,16 @@ from coterie.fitting import Checkpoint, Record, Result
 from coterie.nets.net import Net
 from coterie.settings import check_format, read_table
 
-__all__ = ["WITHOUT_EFFECT", "RunFolder", "StoredRun", "read_lines", "require_empty", "write_whole"]
+__all__ = [
+    "SAVING",
+    "WITHOUT_EFFECT",
+    "BusyError",
+    "RunFolder",
+    "StoredRun",
+    "read_lines",
+    "require_empty",
+    "write_whole",
+]
 
 WITHOUT_EFFECT = frozenset(
     {"coterie", "data.data_dir", "server.data", "computing.workers", "computing.memory"}
@@ -34,8 +45,12 @@ WITHOUT_EFFECT = frozenset(
 """Settings that change no result: where data lies, how the work is spread, how long sites are waited for, and the
 version that wrote them."""
 
-_SAVING = 0.1
+SAVING = 0.1
 """Share of the time that saving checkpoints may take."""
+
+
+class BusyError(SettingsError):
+    """Somebody else is at work in a run folder."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +84,23 @@ class StoredRun:
 class RunFolder:
     """Writes a run as it goes. Nothing that exists is overwritten, and every file is whole at any moment."""
 
-    def __init__(self, path: Path, table: Mapping[str, Any], every_round: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        table: Mapping[str, Any],
+        every_round: bool = False,
+        saving: float = SAVING,
+        keep_state: bool = True,
+    ) -> None:
+        """A folder for a run with these settings.
+
+        Checkpoints are saved after every round, or as often as takes that share of the time; the last one is kept or
+        not.
+        """
         self.path, self._table, self._every_round = path, dict(table), every_round
+        self._saving, self._keep_state = saving, keep_state
         self._saved, self._cost = time.monotonic(), 0.0
+        self._lock: int | None = None
 
     @property
     def _state(self) -> Path:
@@ -85,6 +114,7 @@ class RunFolder:
     def open(self, net: Net, resume: bool) -> Checkpoint | None:
         """Make the folder, or take up the run that is in it if told to: its newest checkpoint, if it has one."""
         if resume and (self.path / "settings.toml").is_file():
+            self._claim()
             return self._resume(net)
         # What a run leaves that was killed while it made its folder does not keep another try from beginning.
         require_empty(self.path, but={"state", "log.txt", "deployment", "settings.toml.part"} if resume else set())
@@ -98,7 +128,30 @@ class RunFolder:
             raise SettingsError(f"out={self.path}: another run has just taken it") from error
         except OSError as error:
             raise SettingsError(f"out={self.path}: cannot be written ({error.strerror})") from error
+        self._claim()
         return None
+
+    def _claim(self) -> None:
+        """Keep other processes, and other runs of this one, out of the folder until it is closed."""
+        if self._lock is not None:
+            return
+        try:
+            import fcntl
+        except ImportError:  # no such locks on Windows
+            return
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(folder)
+            raise BusyError(f"out={self.path}: somebody else is at work on this run") from error
+        self._lock = folder
+
+    def close(self) -> None:
+        """Let others go on with the run."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _resume(self, net: Net) -> Checkpoint | None:
         stored = StoredRun.read(self.path)
@@ -138,7 +191,7 @@ class RunFolder:
             if line is not None:
                 with (self.path / name).open("a", encoding="utf-8") as file:
                     file.write(_lines([line]))
-        if self._every_round or (time.monotonic() - self._saved) * _SAVING >= self._cost:
+        if self._every_round or (time.monotonic() - self._saved) * self._saving >= self._cost:
             self._save(checkpoint)
 
     def run_done(self, checkpoint: Checkpoint, result: Result) -> None:
@@ -146,6 +199,8 @@ class RunFolder:
         self._save(checkpoint)
         write_whole(self.path / "clients.jsonl", _lines(result.clients))
         write_whole(self.path / "summary.json", json.dumps(result.summary, indent=2) + "\n")
+        if not self._keep_state:
+            shutil.rmtree(self.path / "state")
 
     def _save(self, checkpoint: Checkpoint) -> None:
         started = time.monotonic()

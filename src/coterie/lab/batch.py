@@ -1,0 +1,124 @@
+"""Many runs: together where that is faster, else one after another, with as little as possible made twice."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from coterie.data.population import pooled, same_samples
+from coterie.engines.simulation import Simulation
+from coterie.engines.simulation.meeting import Meeting
+from coterie.errors import CoterieError
+from coterie.federation import Federation
+from coterie.fitting import Observer, Result
+from coterie.lab.experiment import run
+from coterie.lab.folder import SAVING
+from coterie.settings import Settings, World
+
+__all__ = ["Batch", "Entry", "world_key"]
+
+Entry = tuple[Settings, Result]
+"""A run and its settings."""
+
+
+def world_key(settings: Settings) -> str:
+    """Equal for runs in the same world."""
+    table = settings.table()
+    return json.dumps({name: table[name] for name in table if name not in ("method", "scoring")}, sort_keys=True)
+
+
+class Batch:
+    """Runs with one net and one way of computing; each distinct world is made once."""
+
+    def __init__(self, settings: Sequence[Settings], together: bool | None = None) -> None:
+        """What can be wrong with the first world shows here, before a folder is made.
+
+        All runs go on at the same time if they are computed `together`, as small nets are on a GPU by default.
+        """
+        worlds: dict[str, World] = {}
+        self._settings = []
+        for one in settings:
+            key = world_key(one)
+            first = next(iter(worlds.values()), None)
+            world = worlds.setdefault(key, one.world if first is None else one.world.beside(first))
+            self._settings.append(replace(one, world=world))
+        self._engine = self._settings[0].world.engine()
+        stacked = self._engine.form.stacked and self._engine.net.device.type == "cuda"
+        self._together = stacked if together is None else together
+
+    def run(
+        self,
+        folder: Callable[[Settings], Path | None],
+        resume: bool = False,
+        watch: Callable[[Settings], Sequence[Observer]] = lambda settings: (),
+        failed: Callable[[Settings, CoterieError], None] | None = None,
+        keep_state: bool = True,
+    ) -> list[Entry | None]:
+        """All runs, in their order. With `failed`, which is told of it, a run may fail while the others go on."""
+
+        at_once = len(self._settings) if self._together else 1
+
+        def one_run(one: Settings, fed: Federation) -> Entry | None:
+            try:
+                return one, run(one, folder(one), resume, watch(one), fed, SAVING / at_once, keep_state)
+            except CoterieError as error:
+                if failed is None:
+                    raise
+                failed(one, error)
+                return None
+
+        if self._together and len(self._settings) > 1:
+            return self._run_together(one_run)
+        return self._run_in_turn(one_run)
+
+    def _run_in_turn(self, one_run: Callable[[Settings, Federation], Entry | None]) -> list[Entry | None]:
+        entries: dict[int, Entry | None] = {}
+        for world, numbers in self._by_world():
+            # The world, and an engine with everything in it, is made once for all methods of a seed.
+            fed = world.federation(self._engine if world is self._settings[0].world else None)
+            try:
+                entries |= {number: one_run(self._settings[number], fed) for number in numbers}
+            finally:
+                fed.close()
+        return [entries[number] for number in range(len(self._settings))]
+
+    def _run_together(self, one_run: Callable[[Settings, Federation], Entry | None]) -> list[Entry | None]:
+        """All that share their samples at the same time; those of other samples afterwards."""
+        entries: dict[int, Entry | None] = {}
+        for group in self._sharing_samples():
+            meeting, numbers = Meeting(), []
+            runs: list[Callable[[], Entry | None]] = []
+            engine: Simulation | None = None
+            for (world, own), population in zip(group, pooled([world.population for world, _ in group]), strict=True):
+                if engine is None:
+                    unchanged = world is self._settings[0].world and population.x is world.population.x
+                    world.__dict__["population"] = population
+                    engine = self._engine if unchanged else world.engine()
+                world.__dict__["population"] = population
+                for number in own:
+                    beside = world.engine(engine)
+                    beside.form = meeting.form(engine.form, len(runs))
+                    runs.append(partial(one_run, self._settings[number], world.federation(beside)))
+                    numbers.append(number)
+            entries |= dict(zip(numbers, meeting.run(runs), strict=True))
+        return [entries[number] for number in range(len(self._settings))]
+
+    def _sharing_samples(self) -> list[list[tuple[World, list[int]]]]:
+        """The distinct worlds with their runs, in groups that divide the same samples."""
+        groups: list[list[tuple[World, list[int]]]] = []
+        for world, numbers in self._by_world():
+            fitting = (group for group in groups if same_samples(group[0][0].population, world.population))
+            group = next(fitting, None)
+            if group is None:
+                groups.append([(world, numbers)])
+            else:
+                group.append((world, numbers))
+        return groups
+
+    def _by_world(self) -> list[tuple[World, list[int]]]:
+        """The distinct worlds, and the numbers of the runs in each."""
+        found: dict[int, tuple[World, list[int]]] = {}
+        for number, one in enumerate(self._settings):
+            found.setdefault(id(one.world), (one.world, []))[1].append(number)
+        return list(found.values())

@@ -1,0 +1,356 @@
+"""Studies: runs that stand somewhere in a table or a figure, described in one file.
+
+A study has axes (data, setting, method ...), and a run for every combination of their entries and every seed. Tables
+and figures say what is to be made of the runs, and which numbers a paper has printed in the same places.
+"""
+
+import importlib
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, replace
+from fnmatch import fnmatchcase
+from functools import cached_property
+from hashlib import sha256
+from itertools import product
+from pathlib import Path
+from typing import Any, Literal
+
+from coterie.errors import CoterieError, SettingsError, unknown
+from coterie.lab.measures import Measure, measures
+from coterie.lab.statistics import statistic
+from coterie.methods import methods
+from coterie.registry import checked, options
+from coterie.settings import Settings, World, read_table
+
+__all__ = ["Cell", "FigureSpec", "Measuring", "Study", "TableSpec", "Task", "matches"]
+
+Place = tuple[str, ...]
+"""Where a run stands: the labels of the axes, in their order."""
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """A table of a study."""
+
+    title: str
+    values: Mapping[str, str]
+    """What is shown: labels, and statistics of a run (see `coterie.lab.statistics`). Several are an axis, `value`."""
+    rows: tuple[str, ...] = ()
+    """Axes whose entries are rows, outermost first."""
+    columns: tuple[str, ...] = ()
+    """Axes whose entries are columns, outermost first."""
+    percent: bool = False
+    """Whether values are shares, shown as percentages."""
+    better: Literal["higher", "lower", ""] = ""
+    """What is best, and bold."""
+    reference: Mapping[str, str] = field(default_factory=dict)
+    """The entry of an axis with which the others are compared by paired tests."""
+    digits: int = 1
+    """Decimals."""
+    published: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """What the paper has printed: mean, and deviation if there is one, by place (`CIFAR10/IID-B/FedAvg`)."""
+    incomparable: Mapping[str, str] = field(default_factory=dict)
+    """Patterns of places, and why the paper's number is not comparable with ours."""
+    scaled: Mapping[str, str] = field(default_factory=dict)
+    """Patterns of places, and how our runs are smaller than the paper's."""
+
+
+@dataclass(frozen=True)
+class FigureSpec:
+    """A figure of a study."""
+
+    title: str
+    kind: str
+    """What it shows; see `coterie.report.figures`."""
+    by: tuple[str, ...] = ()
+    """Axes of which every combination of entries gets a figure of its own."""
+    where: Mapping[str, str] = field(default_factory=dict)
+    """Patterns of the entries that are shown, by axis."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What this kind of figure can be told."""
+
+
+@dataclass(frozen=True)
+class Exemption:
+    """Cells that need other options, or are left out."""
+
+    where: Mapping[str, str]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    skip: str | None = None
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """A measure in a world: what a run's settings are to a method."""
+
+    measure: Measure
+    world: World
+
+    def table(self) -> dict[str, Any]:
+        """Everything that decides the outcome, as a settings file has it."""
+        content = Settings(methods.make("local"), self.world).table()
+        for name in ("method", "scoring", "net"):
+            content.pop(name, None)
+        own = {option.name: getattr(self.measure, option.name) for option in options(type(self.measure))}
+        return content | {"measure": {"name": self.measure.name, **{k: v for k, v in own.items() if v is not None}}}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run of a study: what it is, and what it is called."""
+
+    settings: Settings | Measuring
+
+    @property
+    def what(self) -> str:
+        """The method, or the measure."""
+        settings = self.settings
+        return settings.method.name if isinstance(settings, Settings) else settings.measure.name
+
+    @cached_property
+    def name(self) -> str:
+        """The name of its folder: what it is, and a digest of everything that decides its outcome.
+
+        Where data lies, on which device it is computed and by how many workers decides nothing.
+        """
+        table = self.settings.table()
+        table.pop("coterie", None)
+        table["data"] = {key: value for key, value in table["data"].items() if key not in ("data_dir", "labels")}
+        table["computing"] = {"precision": table["computing"]["precision"]}
+        digest = sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
+        world = self.settings.world
+        return f"{self.what}-{Path(world.data).stem}-{world.split.name}-seed{world.seed}-{digest}"
+
+    @cached_property
+    def world_key(self) -> str:
+        """Equal for runs in the same world."""
+        table = self.settings.table()
+        return json.dumps({name: table[name] for name in table if name not in ("method", "measure", "scoring")})
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A place in a study, with the options of its runs."""
+
+    place: Mapping[str, str]
+    """The label on each axis."""
+    options: Mapping[str, Any]
+    skip: str | None = None
+    """Why it is left out, if it is."""
+
+    @property
+    def labels(self) -> Place:
+        """The labels, in the order of the axes."""
+        return tuple(self.place.values())
+
+    @property
+    def title(self) -> str:
+        """The place in one line."""
+        return "/".join(self.labels)
+
+    def task(self, seed: int, given: Mapping[str, Any] | None = None, others: Iterable[str] = ()) -> Task:
+        """The run with this seed; what is `given` counts more than what the study says.
+
+        `others` are the study's other methods: an option that only they have is not for this one.
+        """
+        told = {**self.options, "seed": self.options.get("seed", 0) + seed, **(given or {})}
+        method, measure = told.pop("method", None), told.pop("measure", None)
+        if measure is None:
+            return Task(Settings.of(told, method, others=others)[0])
+        own = {option.name for option in options(measures[measure])}
+        world = Settings.of({name: value for name, value in told.items() if name not in own}, "local")[0].world
+        return Task(Measuring(measures.make(measure, **{k: told[k] for k in told if k in own}), world))
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study file says."""
+
+    name: str
+    title: str
+    axes: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    paper: str = ""
+    place: str = ""
+    """Where in the paper it stands."""
+    about: str = ""
+    seeds: int = 1
+    cost: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict)
+    """Where choices come from that the paper leaves open."""
+    modules: tuple[str, ...] = ()
+    """Python modules that are imported first: they register own methods, splits or measures. They may lie beside the
+    study's file."""
+    exceptions: tuple[Exemption, ...] = ()
+    tables: tuple[TableSpec, ...] = ()
+    figures: tuple[FigureSpec, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path, name: str | None = None) -> "Study":
+        """A study from its file, with everything in it checked."""
+        content = read_table(path)
+        try:
+            _import(content.get("modules", []), path.parent)
+            return cls.of(content, name or path.stem)
+        except CoterieError as error:
+            raise SettingsError(f"{path}: {error}") from error
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], name: str) -> "Study":
+        """A study from the content of its file."""
+        parts = dict(content)
+        lists = {"exceptions": Exemption, "tables": TableSpec, "figures": FigureSpec}
+        made = {
+            part: tuple(_made(kind, one, f"[[{part}]]") for one in _list(parts, part)) for part, kind in lists.items()
+        }
+        study = _made(cls, {"name": name, **parts, **made}, "the study")
+        study.check()
+        return study
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods of all cells."""
+        return tuple(dict.fromkeys(cell.options["method"] for cell in self.cells() if "method" in cell.options))
+
+    @property
+    def data(self) -> tuple[str, ...]:
+        """The data sets of all cells."""
+        return tuple(dict.fromkeys(str(cell.options.get("data", "digits")) for cell in self.cells() if not cell.skip))
+
+    def cells(self, only: str | None = None) -> list[Cell]:
+        """All cells, or those that fit `axis=pattern,axis=pattern`."""
+        wanted = self._wanted(only)
+        found = []
+        for labels in product(*self.axes.values()):
+            place = dict(zip(self.axes, labels, strict=True))
+            given: dict[str, Any] = dict(self.options)
+            for axis, label in place.items():
+                given |= self.axes[axis][label]
+            skip = None
+            for exception in self.exceptions:
+                if matches(place, exception.where):
+                    given |= exception.options
+                    skip = skip or exception.skip
+            if matches(place, wanted, {"method": str(given.get("method", given.get("measure")))}):
+                found.append(Cell(place, given, skip))
+        if not found:
+            entries = "; ".join(f"{axis}: {', '.join(entries)}" for axis, entries in self.axes.items())
+            raise SettingsError(f"only={only!r}: no cell of {self.name} fits; there are {entries}")
+        return found
+
+    def _wanted(self, only: str | None) -> dict[str, str]:
+        pairs = [pair.partition("=") for pair in only.split(",")] if only else []
+        for axis, equals, _ in pairs:
+            if not equals:
+                raise SettingsError(f"only={only!r}: write axis=pattern,axis=pattern, e.g. method=fedavg,setting=*")
+            if axis.strip() not in self.axes:
+                raise unknown(f"axis of {self.name}", axis.strip(), self.axes)
+        return {axis.strip(): pattern.strip() for axis, _, pattern in pairs}
+
+    def scaled(self, given: Mapping[str, Any]) -> "Study":
+        """The same where runs are made with other options than the study's, and tables say so."""
+        if not given:
+            return self
+        how = "with " + ", ".join(f"{name}={value}" for name, value in given.items())
+        return replace(self, tables=tuple(replace(table, scaled={"*": how, **table.scaled}) for table in self.tables))
+
+    def check(self) -> None:
+        """Refuse what cannot be run or shown, before anything is."""
+        if self.seeds < 1:
+            raise SettingsError(f"seeds={self.seeds}: at least 1")
+        if "method" not in self.axes:
+            raise SettingsError("axes: one of them must be called method, and name methods or measures")
+        for axis, entries in self.axes.items():
+            if not isinstance(entries, Mapping) or not all(isinstance(entry, Mapping) for entry in entries.values()):
+                raise SettingsError(f"axes.{axis}: write [axes.{axis}.LABEL] with options below it")
+        for exception in self.exceptions:
+            self._check_axes(exception.where, "exceptions")
+        for cell in self.cells():
+            self._check_cell(cell)
+        places = {cell.title for cell in self.cells()}
+        for table in self.tables:
+            self._check_table(table, places)
+        for figure in self.figures:
+            self._check_axes((*figure.by, *figure.where), f"figure {figure.title!r}")
+
+    def _check_cell(self, cell: Cell) -> None:
+        if ("method" in cell.options) == ("measure" in cell.options):
+            raise SettingsError(f"{cell.title}: name a method or a measure")
+        if cell.skip:
+            return
+        try:
+            cell.task(0, others=self.methods)
+        except CoterieError as error:
+            raise SettingsError(f"{cell.title}: {error}") from error
+
+    def _check_table(self, table: TableSpec, places: set[str]) -> None:
+        where = f"table {table.title!r}"
+        if not table.values:
+            raise SettingsError(f"{where}: no values; write [tables.values] with label = statistic")
+        for text in table.values.values():
+            statistic(text)
+        self._check_axes((*table.rows, *table.columns), where, more=("value",))
+        shown = (*table.rows, *table.columns)
+        for axis in self.axes:
+            if shown.count(axis) != 1 and not (axis not in shown and len(self.axes[axis]) == 1):
+                raise SettingsError(f"{where}: {axis} must be among its rows or columns, once")
+        for axis, label in table.reference.items():
+            self._check_axes([axis], where)
+            if label not in self.axes[axis]:
+                raise unknown(f"{axis} of {where}", label, self.axes[axis])
+        known = places if len(table.values) == 1 else {f"{place}/{value}" for place in places for value in table.values}
+        for place in table.published:
+            if place not in known:
+                raise unknown(f"place of a published number in {where}", place, known)
+        for pattern in (*table.incomparable, *table.scaled):
+            if not any(fnmatchcase(place, pattern) for place in known):
+                raise SettingsError(f"{where}: no place fits {pattern!r}")
+
+    def _check_axes(self, named: Iterable[str], where: str, more: Sequence[str] = ()) -> None:
+        for axis in named:
+            if axis not in self.axes and axis not in more:
+                raise unknown(f"axis of {where}", axis, [*self.axes, *more])
+
+
+def matches(place: Mapping[str, str], wanted: Mapping[str, str], also: Mapping[str, str] | None = None) -> bool:
+    """Whether the label on every axis fits the pattern that is wanted there, whatever the case; `also` may fit too."""
+    return all(
+        any(
+            fnmatchcase(label.lower(), pattern.lower())
+            for label in (place.get(axis, ""), (also or {}).get(axis))
+            if label is not None
+        )
+        for axis, pattern in wanted.items()
+    )
+
+
+def _import(modules: Any, beside: Path) -> None:
+    """Import a study's own modules, which may lie beside its file."""
+    if not modules:
+        return
+    sys.path.insert(0, str(beside.absolute()))
+    for name in checked("modules", modules, tuple[str, ...]):
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # whatever the user's module does when it is imported
+            raise SettingsError(f"modules: {name!r} cannot be imported ({error})") from error
+
+
+def _list(parts: Mapping[str, Any], name: str) -> Sequence[Any]:
+    value = parts.get(name, [])
+    if not isinstance(value, list) or not all(isinstance(one, Mapping) for one in value):
+        raise SettingsError(f"{name}: write [[{name}]] once for each")
+    return value
+
+
+def _made(kind: type, values: Mapping[str, Any], where: str) -> Any:
+    """An instance of a dataclass from a part of the file."""
+    known = {option.name: option for option in options(kind)}
+    for name in values:
+        if name not in known:
+            raise unknown(f"entry of {where}", name, known)
+    for name, option in known.items():
+        if option.default is MISSING and name not in values:
+            raise SettingsError(f"{where}: {name} is missing")
+    return kind(**{name: checked(name, value, known[name].type) for name, value in values.items()})

@@ -1,0 +1,217 @@
+"""Carrying out studies: nothing twice, nothing lost."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import tomli_w
+
+from coterie.errors import CoterieError
+from coterie.lab import campaign as module
+from coterie.lab.campaign import Campaign
+from coterie.lab.folder import BusyError, RunFolder
+from coterie.lab.study import Study
+from coterie.methods.fedavg import FedAvg
+
+OPTIONS = {"clients": 4, "net": "logistic", "limit": 300, "rounds": 3, "workers": 0, "device": "cpu"}
+METHODS = {"Alone": {"method": "local"}, "Mean": {"method": "fedavg"}}
+
+
+def content(**more):
+    values = {"mean": "accuracy_mean"}
+    table = {"title": "Accuracy", "rows": ["method"], "columns": ["split"], "values": values}
+    splits = {"even": {"split": "iid"}, "skewed": {"split": "dirichlet"}}
+    return {
+        "title": "Small",
+        "seeds": 2,
+        "options": OPTIONS,
+        "axes": {"split": splits, "method": METHODS},
+        "tables": [table],
+        **more,
+    }
+
+
+def study(**more):
+    return Study.of(content(**more), "small")
+
+
+def summaries(folder):
+    """What all runs of a folder say, but for the time they took."""
+    found = {}
+    for path in sorted((folder / "runs").iterdir()):
+        summary = json.loads((path / "summary.json").read_text())
+        for part in (summary, summary.get("best_round") or {}):
+            part.pop("seconds", None)
+        found[path.name] = summary
+    return found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The results of the small study."""
+    out = tmp_path_factory.mktemp("undisturbed")
+    campaign = Campaign(out)
+    outcome = campaign.carry_out(campaign.tasks(study()))
+    assert (outcome.done, outcome.failed, outcome.busy, outcome.time_up) == (8, {}, 0, False)
+    return out
+
+
+def test_results_stand_in_their_places(undisturbed):
+    results = Campaign(undisturbed).results(study())
+    assert {place: [run.summary["seed"] for run in runs] for place, runs in results.runs.items()} == {
+        (split, method): [0, 1] for split in ("even", "skewed") for method in ("Alone", "Mean")
+    }
+    for (split, method), runs in results.runs.items():
+        assert {run.summary["method"] for run in runs} == {METHODS[method]["method"]}
+        assert {run.summary["split"] for run in runs} == {"iid" if split == "even" else "dirichlet"}
+    assert results.missing == []
+    assert Campaign(undisturbed).results(study(), seeds=3).missing == []
+    assert results.study.tables[0].scaled == {}
+
+
+def test_a_finished_run_keeps_no_state(undisturbed):
+    folders = list((undisturbed / "runs").iterdir())
+    assert len(folders) == 8
+    assert not any((folder / "state").exists() for folder in folders)
+
+
+def test_nothing_is_run_twice(undisturbed, tmp_path):
+    shutil.copytree(undisturbed, tmp_path / "r")
+    campaign = Campaign(tmp_path / "r")
+    other = study(seeds=3, axes={"split": {"flat": {"split": "iid"}}, "method": METHODS})
+    assert [task.settings.world.seed for task in campaign.pending(campaign.tasks(other))] == [2, 2]
+    assert campaign.carry_out([*campaign.tasks(study()), *campaign.tasks(other)]).done == 2
+    changed = Campaign(tmp_path / "r", {"rounds": 2})
+    assert len(changed.pending(changed.tasks(study()))) == 8
+    assert changed.results(study()).study.tables[0].scaled == {"*": "with rounds=2"}
+
+
+def test_what_changes_no_result_starts_nothing(undisturbed):
+    campaign = Campaign(undisturbed, {"device": "cpu", "workers": 2, "data_dir": "elsewhere"})
+    assert campaign.pending(campaign.tasks(study())) == []
+    assert campaign.results(study()).study.tables[0].scaled == {}
+
+
+def test_folders_of_two_machines_are_merged_by_copying(undisturbed, tmp_path):
+    for machine, only in (("a", "method=local"), ("b", "method=fedavg")):
+        campaign = Campaign(tmp_path / machine)
+        campaign.carry_out(campaign.tasks(study(), only=only))
+    shutil.copytree(tmp_path / "a", tmp_path / "b", dirs_exist_ok=True)
+    assert summaries(tmp_path / "b") == summaries(undisturbed)
+
+
+class Stopping:
+    """Ends whatever is going on after so many rounds, as an error from outside would."""
+
+    def __init__(self, rounds):
+        self.left = rounds
+
+    def round_done(self, checkpoint, record, groups):
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+    def run_done(self, checkpoint, result):
+        pass
+
+
+@pytest.mark.parametrize("rounds", [1, 5, 11])
+def test_an_interrupted_campaign_goes_on_and_ends_with_the_same_numbers(undisturbed, tmp_path, rounds):
+    campaign = Campaign(tmp_path)
+    stopping = Stopping(rounds)
+    with pytest.raises(KeyboardInterrupt):
+        campaign.carry_out(campaign.tasks(study()), watch=lambda task: [stopping])
+    left = len(campaign.pending(campaign.tasks(study())))
+    assert 0 < left <= 8
+    assert campaign.carry_out(campaign.tasks(study())).done == left
+    assert summaries(tmp_path) == summaries(undisturbed)
+
+
+def test_there_is_an_end_when_time_is_up(undisturbed, tmp_path, monkeypatch):
+    campaign = Campaign(tmp_path)
+    clock = iter(range(1000))
+    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(clock)))
+    outcome = campaign.carry_out(campaign.tasks(study()), seconds=9)
+    assert outcome.time_up
+    assert 0 < outcome.done < 8
+    assert len(campaign.pending(campaign.tasks(study()))) == 8 - outcome.done
+    monkeypatch.undo()
+    assert not campaign.carry_out(campaign.tasks(study())).time_up
+    assert summaries(tmp_path) == summaries(undisturbed)
+
+
+def test_a_run_that_fails_does_not_keep_others_from_ending(tmp_path, monkeypatch):
+    def fail(self, fed, state):
+        raise CoterieError("no more")
+
+    monkeypatch.setattr(FedAvg, "round", fail)
+    campaign = Campaign(tmp_path)
+    outcome = campaign.carry_out(campaign.tasks(study()))
+    assert outcome.done == 4
+    assert set(outcome.failed.values()) == {"no more"}
+    assert campaign.results(study()).missing == [("even", "Mean"), ("skewed", "Mean")]
+
+
+def test_a_world_that_is_wrong_fails_its_own_runs_only(tmp_path):
+    wrong = study(options={**OPTIONS, "limit": None, "data": "mnist", "data_dir": str(tmp_path)})
+    campaign = Campaign(tmp_path / "r")
+    outcome = campaign.carry_out([*campaign.tasks(wrong), *campaign.tasks(study(), seeds=1)])
+    assert outcome.done == 4
+    assert len(outcome.failed) == 8
+
+
+def test_a_run_that_another_process_is_at_work_on_is_left_to_it(tmp_path):
+    campaign = Campaign(tmp_path)
+    tasks = campaign.tasks(study(), seeds=1)
+    other = RunFolder(campaign.folder(tasks[0]), tasks[0].settings.resolved().table())
+    other.open(tasks[0].settings.world.federation().net, resume=True)
+    outcome = campaign.carry_out(tasks)
+    assert (outcome.done, outcome.busy, outcome.failed) == (3, 1, {})
+    other.close()
+    assert campaign.carry_out(tasks).done == 1
+
+
+def test_of_two_that_go_on_with_a_run_one_is_refused(tmp_path):
+    settings = Campaign(tmp_path).tasks(study())[0].settings
+    net = settings.world.federation().net
+    first, second = (RunFolder(tmp_path / "x", settings.resolved().table()) for _ in range(2))
+    first.open(net, resume=True)
+    with pytest.raises(BusyError, match="somebody else is at work"):
+        second.open(net, resume=True)
+    first.close()
+    second.open(net, resume=True)
+    second.close()
+
+
+def test_batches_share_data_and_net_and_are_not_too_large():
+    many = study(
+        seeds=40,
+        axes={"net": {"a": {"net": "mlp"}, "b": {"net": "logistic"}}, "method": METHODS},
+        tables=[],
+        options={**OPTIONS, "limit": None, "clients": 30, "participation": 0.5},
+    )
+    batches = list(module._batches(Campaign.tasks(Campaign(None), many)))
+    assert sum(map(len, batches)) == 160
+    for batch in batches:
+        assert len({task.settings.world.net for task in batch}) == 1
+        assert 15 * len(batch) <= module._CLIENTS_AT_ONCE
+
+
+@pytest.mark.slow
+def test_kill_9_at_any_moment(undisturbed, tmp_path):
+    """Killed in the middle of importing, splitting, training or writing, it goes on and ends with the same numbers."""
+    file = tmp_path / "small.toml"
+    file.write_text(tomli_w.dumps(content()))
+    command = [sys.executable, "-m", "coterie", "study", "run", str(file), "--out", str(tmp_path / "results")]
+    for seconds in (4.5, 5, 5.5, 6, 6.5):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(seconds)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    subprocess.run(command, check=True, capture_output=True)
+    assert summaries(tmp_path / "results") == summaries(undisturbed)

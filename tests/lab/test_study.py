@@ -1,0 +1,168 @@
+"""Studies: what a file says, and what is wrong with one."""
+
+import sys
+import tomllib
+
+import pytest
+
+from coterie.errors import SettingsError
+from coterie.lab.recipes import template
+from coterie.lab.study import Study, Task
+from coterie.methods import methods
+from coterie.settings import Settings
+
+
+def content(**more):
+    """A small study of two methods in two splits."""
+    return {
+        "title": "Small",
+        "seeds": 2,
+        "options": {"clients": 4, "net": "logistic", "limit": 300, "rounds": 2},
+        "axes": {
+            "split": {"even": {"split": "iid"}, "skewed": {"split": "dirichlet", "alpha": 0.2}},
+            "method": {"Alone": {"method": "local"}, "Mean": {"method": "fedavg"}},
+        },
+        "tables": [
+            {"title": "Accuracy", "rows": ["method"], "columns": ["split"], "values": {"mean": "accuracy_mean"}}
+        ],
+        **more,
+    }
+
+
+def study(**more):
+    return Study.of(content(**more), "small")
+
+
+def name(method="fedavg", **given):
+    return Task(Settings.of({"clients": 4, **given}, method)[0]).name
+
+
+def test_cells_are_all_combinations_in_the_order_of_the_file():
+    assert [cell.title for cell in study().cells()] == ["even/Alone", "even/Mean", "skewed/Alone", "skewed/Mean"]
+
+
+def test_axes_count_more_than_options_and_exceptions_more_than_axes():
+    made = study(
+        options={"clients": 4, "net": "logistic", "rounds": 2, "batch": 8},
+        exceptions=[{"where": {"method": "m*", "split": "even"}, "options": {"batch": 4, "rounds": 7}}],
+    )
+    batches = {cell.title: (cell.options["batch"], cell.options["rounds"]) for cell in made.cells()}
+    assert batches == {"even/Alone": (8, 2), "even/Mean": (4, 7), "skewed/Alone": (8, 2), "skewed/Mean": (8, 2)}
+
+
+def test_a_cell_becomes_the_settings_of_a_run():
+    cell = study().cells()[3]
+    made = cell.task(1, {"rounds": 9}).settings
+    assert (made.method.name, made.method.rounds, made.world.seed, made.world.split.alpha) == ("fedavg", 9, 1, 0.2)
+
+
+def test_only_some_cells():
+    def titles(only):
+        return [cell.title for cell in study().cells(only)]
+
+    assert titles("method=mean") == ["even/Mean", "skewed/Mean"]
+    assert titles("method=fedavg,split=sk*") == ["skewed/Mean"], "a method goes by its own name too"
+    with pytest.raises(SettingsError, match="split: even, skewed"):
+        titles("split=other")
+    with pytest.raises(SettingsError, match="did you mean method"):
+        titles("methods=fedavg")
+    with pytest.raises(SettingsError, match="axis=pattern"):
+        titles("fedavg")
+
+
+def test_cells_that_are_left_out_say_why():
+    made = study(exceptions=[{"where": {"method": "Alone"}, "skip": "not printed"}])
+    assert [cell.skip for cell in made.cells()] == ["not printed", None] * 2
+    assert made.methods == ("local", "fedavg")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"titel": "x"}, "unknown entry of the study 'titel': did you mean title"),
+        ({"seeds": 0}, "seeds=0"),
+        ({"axes": {"split": {"even": {}}}}, "must be called method"),
+        ({"axes": {"method": {"A": 3}}}, "axes.method"),
+        ({"axes": {"method": {"A": {"method": "fedavgg"}}}}, "A: unknown method 'fedavgg': did you mean fedavg"),
+        ({"axes": {"method": {"A": {}}}}, "A: name a method or a measure"),
+        ({"options": {"raet": 1}}, "did you mean rate"),
+        ({"exceptions": [{"where": {"methods": "*"}}]}, "did you mean method"),
+        ({"tables": [{"title": "T", "values": {}}]}, "no values"),
+        ({"tables": [{"values": {"a": "accuracy_mean"}}]}, "title is missing"),
+        ({"tables": [{"title": "T", "values": {"a": "acuracy_mean"}}]}, "accuracy_mean"),
+        ({"tables": [{"title": "T", "rows": ["method"], "values": {"a": "accuracy_mean"}}]}, "split must be among"),
+        ({"tables": "x"}, r"write \[\[tables\]\]"),
+        ({"figures": [{"title": "F", "kind": "curves", "by": ["splits"]}]}, "did you mean split"),
+    ],
+)
+def test_what_is_wrong_is_named(wrong, message):
+    with pytest.raises(SettingsError, match=message):
+        study(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"published": {"even/Meen": [1.0]}}, "did you mean even/Mean"),
+        ({"incomparable": {"odd/*": "why"}}, "no place fits 'odd/"),
+        ({"reference": {"method": "Mea"}}, "Mea"),
+        ({"better": "more"}, "higher"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_named(wrong, message):
+    with pytest.raises(SettingsError, match=message):
+        study(tables=[{**content()["tables"][0], **wrong}])
+
+
+def test_published_numbers_of_several_values_have_the_value_in_their_place():
+    table = {
+        "title": "T",
+        "rows": ["method"],
+        "columns": ["split", "value"],
+        "values": {"mean": "accuracy_mean", "worst": "accuracy_min"},
+        "published": {"even/Mean/worst": [1.5, 0.1]},
+    }
+    assert study(tables=[table]).tables[0].published == {"even/Mean/worst": [1.5, 0.1]}
+
+
+def test_a_file_that_is_wrong_is_named(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text("title = 'x'\n")
+    with pytest.raises(SettingsError, match=r"mine.toml: .*axes is missing"):
+        Study.read(path)
+
+
+def test_the_template_is_a_study():
+    made = Study.of(tomllib.loads(template()), "template")
+    assert len(made.cells()) == 6
+    assert {cell.options["clusters"] for cell in made.cells("method=IFCA")} == {2, 4}
+
+
+# What decides a run
+
+
+def test_what_decides_nothing_is_not_in_the_name():
+    plain = name()
+    assert name(workers=0) == name(memory=2.0) == name(data_dir="x") == name(device="cpu") == plain
+
+
+def test_what_decides_the_outcome_is_in_the_name():
+    names = [name(), name(seed=1), name(rounds=3), name(alpha=0.2), name(precision="float64"), name(method="local")]
+    names.append(name(views=("served", "last")))
+    assert len(set(names)) == len(names)
+
+
+def test_a_study_can_bring_methods_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "my_study_methods.py").write_text(
+        "from coterie.method import method\nfrom coterie.methods.fedavg import FedAvg\n\n"
+        '@method(\'my-average\')\nclass Mine(FedAvg):\n    """Mine."""\n'
+    )
+    path = tmp_path / "mine.toml"
+    text = "title = 'x'\nmodules = ['my_study_methods']\n[axes.method.Mine]\nmethod = 'my-average'\n"
+    path.write_text(text)
+    assert Study.read(path).cells()[0].task(0).what == "my-average"
+    del methods._classes["my-average"]
+    path.write_text(text.replace("my_study_methods", "no_such_module"))
+    with pytest.raises(SettingsError, match="'no_such_module' cannot be imported"):
+        Study.read(path)
