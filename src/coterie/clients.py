@@ -4,19 +4,18 @@
 go, on a real site on one. Everything that goes in or comes out has the client as its first axis.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from coterie.data.population import Pool, Shard
 from coterie.errors import CoterieError, SettingsError
 from coterie.forms import Form
+from coterie.judging import Questions, measured, predictions, rows_at_once
 from coterie.letters import Letter, Letters, checked_content
 from coterie.memory import Memory, Value
 from coterie.nets.net import Net
@@ -25,16 +24,6 @@ from coterie.training import Lane, LocalTraining, Objective, Terms, Trained, cro
 from coterie.weights import Changes, Models
 
 __all__ = ["Clients", "Evaluation", "Round", "new_models"]
-
-_ROWS = 256
-"""Samples that a model sees at once when it is evaluated, on a CPU: more do not fit its cache."""
-
-_GPU_ROWS, _GPU_NUMBERS = 16384, 1 << 30
-"""The same on a GPU, as far as what the nets leave behind is not more than so many numbers."""
-
-_Block = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]
-"""Whose samples a block has, their places among the client's own, which are real (nothing: all), what the models give
-for them [model, ..., class], and their labels."""
 
 
 @dataclass(frozen=True)
@@ -286,8 +275,7 @@ class Clients:
         several = len(models.shape) > 1 and mixture is None
         stack = models if len(models.shape) > 1 else models.inserted(1)
         indices = [self._part(part) for part in parts]
-        # A stack that was expanded over the clients repeats the same rows: all data goes through each model at once.
-        if len(self) == 1 or stack.parameters.stride(0) == 0:
+        if self._same(stack):
             every = [index for part in indices for index in part]
             weights = None if mixture is None else mixture.repeat(len(parts), 1)
             totals = self._totals(stack, every, weights).unflatten(1, (len(parts), -1)).unbind(1)
@@ -301,18 +289,15 @@ class Clients:
 
     def _totals(self, stack: Models, parts: Sequence[np.ndarray], mixture: Tensor | None) -> Tensor:
         """Scores summed over the samples of each part, [score, part, model]."""
-        columns = 1 if mixture is not None else stack.shape[1]
-        # Summed on the host: a GPU would add in another order every time, and so to other last bits.
-        totals = torch.zeros(3, len(parts), columns, dtype=torch.float64)
-        for whose, _, mask, outputs, y in self._blocks(stack, parts):
-            if mixture is not None:
-                weights = mixture[whose.to(mixture.device)]  # [row, model] or [client, 1, model]
-                outputs = _mixed(outputs, weights.movedim(-1, 0))[None]
-            scores = _scores(outputs, y)  # [score, model, row] or [score, model, client, row]
-            if mask is not None:
-                scores = torch.where(mask, scores, 0).sum(dim=3)
-            totals.index_add_(1, whose.flatten(), scores.transpose(1, 2).cpu())
-        return totals
+        rank, loss = self._judged(stack, parts, mixture).numpy()  # [model, sample]
+        scores = np.stack([rank == 0, rank < 5, loss]).astype(np.float64)
+        # Summed on the host, part by part: so the last bits depend on nothing else.
+        totals = np.zeros((3, scores.shape[1], len(parts)))
+        sizes = np.array([len(part) for part in parts])
+        there = sizes > 0
+        if there.any():
+            totals[:, :, there] = np.add.reduceat(scores, (np.cumsum(sizes) - sizes)[there], axis=2)
+        return torch.from_numpy(totals).transpose(1, 2)
 
     def best_fit(self, models: Models, on: str = "train") -> Tensor:
         """Which of several models per client has the lowest loss on its own data, [client].
@@ -340,59 +325,39 @@ class Clients:
         parts = self._part(on)
         longest = max(len(part) for part in parts)
         values = torch.full((len(self), models.shape[1], longest), torch.nan, dtype=torch.float64)
-        for whose, rows, mask, outputs, y in self._blocks(models, parts):
-            loss = _scores(outputs, y)[2].cpu()  # [model, client, row], or [model, row] of rows of any client
-            if mask is not None:
-                loss = torch.where(mask.cpu(), loss, torch.nan)
-            values[whose, :, rows] = loss.movedim(0, -1)
+        owner, place = _owners(parts)
+        values[owner, :, place] = self._judged(models, parts)[1].double().T
         return values.to(self._pool.device)
 
-    def _blocks(self, models: Models, parts: Sequence[np.ndarray]) -> Iterator[_Block]:
-        """Runs models [client, model] over the clients' samples, a block of them at a time."""
-        # A stack that was expanded over the clients repeats the same rows: all data goes through each model at once.
-        same = len(self) == 1 or models.parameters.stride(0) == 0
-        return self._over_everything(models[0], parts) if same else self._over_own(models, parts)
+    def _same(self, models: Models) -> bool:
+        """Whether all clients have the same models: a stack that was expanded over them repeats the same rows."""
+        return len(self) == 1 or models.parameters.stride(0) == 0
 
-    def _over_everything(self, models: Models, parts: Sequence[np.ndarray]) -> Iterator[_Block]:
-        """The same models on the data of every client."""
-        every, most = np.concatenate(parts), self._block(len(models))
-        owner = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(part) for part in parts]))
-        place = torch.cat([torch.arange(len(part)) for part in parts])
-        index = torch.from_numpy(every).to(self._pool.device)
-        run = partial(self._form.outputs, models, shared=True)
-        # Clients that are tested on the same samples get the same outputs: they are computed once.
-        once = _without_repeats(every, len(self._pool.y))
-        known: Tensor | None = None
-        if len(once) < len(every):
-            blocks = torch.from_numpy(once).to(index.device).split(most)
-            known = torch.cat([run(self._pool.inputs(block)) for block in blocks], dim=1)
-        number = torch.from_numpy(np.searchsorted(once, every)).to(index.device) if known is not None else index
-        most = most if known is None else 64 * most
-        for block, whose, rows, of in zip(*(t.split(most) for t in (index, owner, place, number)), strict=True):
-            outputs = run(self._pool.inputs(block)) if known is None else known[:, of]
-            yield whose, rows, None, outputs, self._pool.y[block]
+    def _judged(self, models: Models, parts: Sequence[np.ndarray], mixture: Tensor | None = None) -> Tensor:
+        """Rank and loss of all samples of all parts, one after another, under models [part, model]: [2, model, sample].
 
-    def _block(self, models: int) -> int:
-        """How many samples go through so many models at once."""
-        if self._pool.device.type == "cpu":
-            return _ROWS
-        each = models * (self.net.activations + self._pool.x[0].numel())
-        return max(_ROWS, min(_GPU_ROWS, _GPU_NUMBERS // each))
-
-    def _over_own(self, models: Models, parts: Sequence[np.ndarray]) -> Iterator[_Block]:
-        """Each client's own models on its own data, padded to the longest."""
-        device = self._pool.device
-        order = sorted(range(len(parts)), key=lambda client: -len(parts[client]))
-        sizes = [len(parts[client]) for client in order]
-        most = self._block(len(parts))
-        for first in range(0, sizes[0], most):
-            whose = torch.tensor(order[: sum(size > first for size in sizes)])
-            places, real = _padded([parts[client][first : first + most] for client in whose])
-            index, mask = torch.from_numpy(places).to(device), torch.from_numpy(real).to(device)
-            x, own = self._pool.inputs(index), models[whose.to(device)]
-            columns = [self._form.outputs(own[:, column], x, shared=False) for column in range(models.shape[1])]
-            rows = first + torch.arange(places.shape[1])
-            yield whose[:, None], rows[None], mask, torch.stack(columns), self._pool.y[index]
+        Where all clients have the same models, there may be other parts than one per client. With a `mixture`
+        [part, model] the models are one predictor.
+        """
+        every = np.concatenate(parts)
+        owner, place = _owners(parts)
+        rows: Any = slice(None)
+        samples: Any = slice(None)
+        if self._same(models):
+            # Clients that are tested on the same samples get the same answers: they are computed once.
+            once = _without_repeats(every, len(self._pool.y))
+            questions = Questions(self._pool, models[0], [once] * models.shape[1])
+            if len(once) < len(every):
+                samples = torch.from_numpy(np.searchsorted(once, every))
+        else:
+            columns = models.shape[1]
+            questions = Questions(self._pool, models.flattened(), [part for part in parts for _ in range(columns)])
+            rows, samples = owner * columns + torch.arange(columns)[:, None], place
+        if mixture is None:
+            return self._form.judge(questions)[:, rows, samples]
+        outputs = predictions(self._form.outputs, questions)[rows, samples]
+        labels = self._pool.y[torch.from_numpy(every).to(self._pool.device)]
+        return measured(_mixed(outputs, mixture[owner.to(mixture.device)].T)[None], labels).cpu()
 
     def samples(self, row: int, on: str = "train") -> tuple[Tensor, Tensor]:
         """The prepared inputs [sample, ...] and labels [sample] of one client, by its row."""
@@ -415,7 +380,7 @@ class Clients:
         if len(models.shape) > 1:
             columns = [self.predict(models[:, column], inputs) for column in range(models.shape[1])]
             return torch.stack(columns, dim=1)
-        blocks = inputs.to(self.net.dtype).split(self._block(len(self)), dim=1)
+        blocks = inputs.to(self.net.dtype).split(rows_at_once(self.net, len(self)), dim=1)
         return torch.cat([self._form.outputs(models, block, shared=False) for block in blocks], dim=1)
 
     def label_counts(self, on: str = "train") -> Tensor:
@@ -436,18 +401,6 @@ def _mixed(outputs: Tensor, weights: Tensor) -> Tensor:
     return torch.logsumexp(outputs.log_softmax(dim=-1) + shares, dim=0)
 
 
-def _scores(outputs: Tensor, y: Tensor) -> Tensor:
-    """Correct, correct among five and cross-entropy of every sample, [score, ..., row]."""
-    y = y.expand(outputs.shape[:-1])
-    own = outputs.gather(-1, y.unsqueeze(-1))
-    # How many classes come before the label: those with more, and of equals those with a lower number, like argmax.
-    # What is not a number comes before everything.
-    earlier = torch.arange(outputs.shape[-1], device=y.device) < y.unsqueeze(-1)
-    rank = (~(outputs <= own) | ((outputs == own) & earlier)).sum(dim=-1)
-    loss = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").reshape(y.shape)
-    return torch.stack([(rank == 0).double(), (rank < 5).double(), loss.double()])
-
-
 def _without_repeats(places: np.ndarray, total: int) -> np.ndarray:
     """The places that occur, ascending, if some occur more than once; otherwise the same as they are."""
     there = np.zeros(total, dtype=bool)
@@ -456,13 +409,11 @@ def _without_repeats(places: np.ndarray, total: int) -> np.ndarray:
     return once if len(once) < len(places) else places
 
 
-def _padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of unequal length as one array, and where it is real."""
-    longest = max(len(row) for row in rows)
-    padded, real = np.zeros((len(rows), longest), dtype=np.int64), np.zeros((len(rows), longest), dtype=bool)
-    for number, row in enumerate(rows):
-        padded[number, : len(row)], real[number, : len(row)] = row, True
-    return padded, real
+def _owners(parts: Sequence[np.ndarray]) -> tuple[Tensor, Tensor]:
+    """Whose each of all samples is, and its place among that one's own, [sample]."""
+    sizes = np.array([len(part) for part in parts])
+    owner = np.repeat(np.arange(len(parts)), sizes)
+    return torch.from_numpy(owner), torch.from_numpy(np.arange(len(owner)) - (np.cumsum(sizes) - sizes)[owner])
 
 
 def new_models(net: Net, seed: int, count: int | None = None, first: int = 0) -> Models:

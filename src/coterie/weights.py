@@ -70,6 +70,10 @@ class Stack:
         """The same stack with an axis of length one at this place among the leading ones."""
         return self._with(*(tensor.unsqueeze(axis) for tensor in self.tensors))
 
+    def flattened(self: S) -> S:
+        """The same stack with its leading axes as one."""
+        return self._with(*(tensor.flatten(0, -2) for tensor in self.tensors))
+
     def to(self: S, device: torch.device | str) -> S:
         """The stack on a device."""
         return self._with(*(tensor.to(device) for tensor in self.tensors))

@@ -49,7 +49,7 @@ def compare(
     if together is None:
         together = engine.form.stacked and engine.net.device.type == "cuda"
     if together and len(worlds) * len(settings) > 1 and all(_same_samples(first, world) for world in worlds[1:]):
-        meeting, runs = Meeting(), []
+        meeting, runs = Meeting(engine.lanes_at_once), []
         for number, (world, one) in enumerate(product(worlds, settings)):
             beside = world.engine(engine)
             beside.form = meeting.form(engine.form, number)

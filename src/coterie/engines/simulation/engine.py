@@ -160,7 +160,7 @@ class Simulation:
         parts.append(f"net {net.name}: {net.parameters.total:,} parameters, {net.work:,} multiply-and-adds a sample")
         parts.append(f"{self.computing.precision} on {device}, in {where}")
         if form.together:
-            parts.append(f"up to {self._lanes(32):,} clients together, as {self._memory_limit:.3g} GB allow")
+            parts.append(f"up to {self.lanes_at_once(32):,} clients together, as {self._memory_limit:.3g} GB allow")
         return "; ".join(parts)
 
     def _chunks(self, call: Call) -> list[np.ndarray]:
@@ -169,10 +169,10 @@ class Simulation:
         sizes = [len(self._site.shards[client].part(part)) for client in call.clients]
         order = np.argsort(-np.array(sizes), kind="stable")
         batches = [getattr(value, "batch", 0) for value in call.settings.values()]
-        lanes = self._lanes(max([*batches, 32])) if self._site.form.together else 1
+        lanes = self.lanes_at_once(max([*batches, 32])) if self._site.form.together else 1
         return [order[first : first + lanes] for first in range(0, len(order), lanes)]
 
-    def _lanes(self, rows: int) -> int:
+    def lanes_at_once(self, rows: int) -> int:
         """How many clients with batches of so many rows fit into memory together."""
         # Parameters, gradient, velocity and a temporary; activations once forward and about once backward.
         numbers = 4 * self.net.parameters.total + 2 * rows * (self.net.activations + int(np.prod(self.net.shape)))
