@@ -101,8 +101,7 @@ def test_an_unfinished_run_and_a_measure_have_what_they_have():
     assert statistic("best(accuracy_mean)")(unfinished) == 0.6
     assert statistic("megabits_to(accuracy_mean, 0.4)")(unfinished) is None
     measure = StoredRun(Path(), {}, {"precision": 0.83}, [], [], [])
-    assert statistic("precision", ("precision",))(measure) == 0.83
-    assert statistic("precision", None)(measure) == 0.83
+    assert statistic("precision")(measure) == 0.83
     for text in ("window(accuracy_mean, 1, 3)", "smoothed(accuracy_mean, 0.5)", "equal_steps(accuracy_mean)"):
         assert statistic(text)(measure) is None
 
@@ -147,7 +146,7 @@ def test_figures_of_clients():
         ("window(accuracy_mean, 30, 1)", "ends before it begins"),
         ("client(a, acuracy)", "did you mean accuracy"),
         ("ledger.sideways.model", "unknown statistic"),
-        ("precision", "unknown statistic"),
+        ("precisoin", "did you mean precision"),
     ],
 )
 def test_slips_are_found_when_a_statistic_is_read(text, said):

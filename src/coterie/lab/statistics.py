@@ -19,6 +19,7 @@ import numpy as np
 
 from coterie.errors import SettingsError, unknown
 from coterie.lab.folder import StoredRun
+from coterie.lab.measures import measures
 
 __all__ = [
     "CLIENT_KEYS",
@@ -57,7 +58,7 @@ SUMMARY_KEYS = (
     | {f"best_round.{key}" for key in (*ROUND_KEYS, "round")}
     | {"clients", "rounds", "seed", "parameters", "ari", "nmi", "purity", "placed_right", "stable_since"}
 )
-"""Figures of a whole run; besides, there is `ledger.DIRECTION.KIND`."""
+"""Figures of a whole run; besides, there are `ledger.DIRECTION.KIND` and what measures give."""
 
 CLIENT_KEYS = frozenset(
     {"accuracy", "accuracy_adapted", "accuracy_last", "global_accuracy", "loss"}
@@ -143,16 +144,14 @@ def functions() -> dict[str, str]:
 
 
 @lru_cache
-def statistic(text: str, others: tuple[str, ...] | None = ()) -> Statistic:
-    """The statistic of this name: a key of a run's summary, or a function of a run with its arguments.
-
-    `others` are keys that only measures give; if there are measures that may give any key, it is None.
-    """
+def statistic(text: str) -> Statistic:
+    """The statistic of this name: a key of a run's or measure's summary, or a function with its arguments."""
     call = re.fullmatch(r"\s*([a-z_]+)\s*\((.*)\)\s*", text, re.DOTALL)
     if call is None:
         key = text.strip()
-        if others is not None and key not in others and not re.fullmatch(r"ledger\.(up|down|peer|evaluation)\..+", key):
-            _require(key, {*SUMMARY_KEYS, *others}, "statistic", _functions.keys() - {"key"})
+        if not re.fullmatch(r"ledger\.(up|down|peer|evaluation)\..+", key):
+            measured = {key for name in measures for key in measures[name].gives}
+            _require(key, SUMMARY_KEYS | measured, "statistic", _functions.keys() - {"key"})
         return Statistic(text, "key", (key,))
     name, given = call[1], next(csv.reader([call[2]], skipinitialspace=True), [])
     _require(name, _functions.keys() - {"key"}, "statistic")

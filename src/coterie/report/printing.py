@@ -11,7 +11,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, pairwise
 from string import ascii_lowercase
 
 from rich.console import Console, Group
@@ -100,7 +100,7 @@ def layout(table: ResultTable) -> Layout:
     fields = [(column, part) for column in table.columns for part in _parts(table, column)]
     rows = []
     for row in table.rows:
-        shown = ((table.cells.get((row, column)), part) for column, part in fields)
+        shown = ((table.cells[row, column], part) for column, part in fields)
         rows.append((row, tuple(_entry(table, cell, part, letters) for cell, part in shown)))
     head = [_heading(table, column, part) for column, part in fields]
     counted = groupby(range(len(fields)), key=lambda number: fields[number][0])
@@ -127,8 +127,8 @@ def _common_notes(table: ResultTable) -> list[str]:
 
 
 def _parts(table: ResultTable, column: Labels) -> tuple[str, ...]:
-    cells = (table.cells.get((row, column)) for row in table.rows)
-    return ("ours", "paper", "difference") if any(cell and cell.published for cell in cells) else ("ours",)
+    published = any(table.cells[row, column].published for row in table.rows)
+    return ("ours", "paper", "difference") if published else ("ours",)
 
 
 def _heading(table: ResultTable, column: Labels, part: str) -> Labels:
@@ -136,9 +136,7 @@ def _heading(table: ResultTable, column: Labels, part: str) -> Labels:
     return (*labels, part) if table.has_published else labels
 
 
-def _entry(table: ResultTable, cell: ResultCell | None, part: str, letters: dict[str, str]) -> Entry:
-    if cell is None:
-        return Entry("")
+def _entry(table: ResultTable, cell: ResultCell, part: str, letters: dict[str, str]) -> Entry:
     notes = ",".join(
         letters[note] for note in {"ours": cell.notes, "paper": cell.paper_notes}.get(part, ()) if note in letters
     )
@@ -214,13 +212,22 @@ def terminal(table: ResultTable, width: int) -> Group:
 
 
 def _fitting_fields(shown: Layout, width: int) -> Iterator[range]:
-    """Which fields go into one table: as many whole blocks as fit, and at least one."""
+    """Which fields go into one table: as many blocks as fit; a block that does not fit alone goes field by field."""
+
+    def fits(fields: range) -> bool:
+        return _fits(_terminal_table("", shown, fields, compact=True), width)
+
+    pieces = [
+        piece
+        for block in shown.blocks
+        for piece in ([block] if fits(block) else [range(field, field + 1) for field in block])
+    ]
     start = 0
-    for number, block in enumerate(shown.blocks):
-        following = shown.blocks[number + 1 : number + 2]
-        if not following or not _fits(_terminal_table("", shown, range(start, following[0].stop), compact=True), width):
-            yield range(start, block.stop)
-            start = block.stop
+    for piece, following in pairwise([*pieces, None]):
+        assert piece is not None
+        if following is None or not fits(range(start, following.stop)):
+            yield range(start, piece.stop)
+            start = piece.stop
 
 
 def _fits(table: Table, width: int) -> bool:
@@ -236,9 +243,10 @@ def _terminal_table(title: str, shown: Layout, fields: range, compact: bool) -> 
     for name in stub:
         drawn.add_column(Text(name), overflow="fold")
     headings = shown.headings()
-    first = [*range(fields.start, fields.stop)][:1]
     for number in fields:
-        labels = shown.head[number] if number in first else headings[number]
+        labels = shown.head[number] if number == fields.start else headings[number]
+        if compact and labels[-1] == "difference":
+            labels = (*labels[:-1], "diff.")
         drawn.add_column(Text("\n".join(labels)), justify="right", overflow="fold")
     above: Labels = ()
     for number, ((labels, entries), short) in enumerate(zip(shown.rows, shown.labels(), strict=True)):
@@ -288,8 +296,9 @@ def _markdown_text(text: str) -> str:
 
 
 def _markdown_entry(entry: Entry) -> str:
-    text = _markdown_text(entry.text + ("*" if entry.star else ""))
-    return (f"**{text}**" if entry.bold else text) + (f"<sup>{entry.notes}</sup>" if entry.notes else "")
+    text = _markdown_text(entry.text)
+    raised = f"<sup>{entry.notes}</sup>" if entry.notes else ""
+    return (f"**{text}**" if entry.bold else text) + "\\*" * entry.star + raised
 
 
 # LaTeX
@@ -350,8 +359,8 @@ _LATEX = {
     "–": "--",
     "…": "\\dots{}",
     "\n": " ",
-    **{sign: f"${{{name}}}$" for sign, name in {"−": "-", "±": "\\pm", "≈": "\\approx", "≠": "\\neq"}.items()},
-    **{sign: f"${{{name}}}$" for sign, name in {"×": "\\times", "≤": "\\leq", "≥": "\\geq", "·": "\\cdot"}.items()},
+    **{sign: f"${name}$" for sign, name in {"−": "-", "±": "\\pm", "≈": "\\approx", "≠": "\\neq"}.items()},
+    **{sign: f"${name}$" for sign, name in {"×": "\\times", "≤": "\\leq", "≥": "\\geq", "·": "\\cdot"}.items()},
     "→": "$\\rightarrow$",
 }
 

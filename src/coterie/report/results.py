@@ -135,7 +135,7 @@ class ResultTable:
     rows: tuple[Labels, ...]
     columns: tuple[Labels, ...]
     cells: Mapping[tuple[Labels, Labels], ResultCell]
-    """By labels of row and column; where the study has no cell there is none."""
+    """By labels of row and column."""
     values: Mapping[str, Statistic]
     percent: bool
     digits: int
@@ -159,8 +159,7 @@ class ResultTable:
         """The cells, row by row."""
         for row in self.rows:
             for column in self.columns:
-                if (row, column) in self.cells:
-                    yield self.cells[row, column]
+                yield self.cells[row, column]
 
 
 @dataclass(frozen=True)
@@ -175,8 +174,6 @@ class Findings:
     """How many runs a cell should have."""
     left_out: Mapping[Labels, str] = field(default_factory=dict)
     """Cells that the study does not run, and why."""
-    keys: tuple[str, ...] | None = ()
-    """Keys that the study's measures give; None for any (see `statistic`)."""
 
     def places(self) -> Iterator[dict[str, str]]:
         """Every combination of labels."""
@@ -188,26 +185,25 @@ class Findings:
         places = {label: tuple({**place, METHOD: label}.values()) for label in self.axes.get(METHOD, ())}
         return {label: self.runs[labels] for label, labels in places.items() if labels in self.runs}
 
-    def statistics(self, spec: TableSpec) -> dict[str, Statistic]:
-        """What a table shows, by label."""
-        return {label: statistic(text, self.keys) for label, text in spec.values.items()}
-
 
 def result_table(spec: TableSpec, findings: Findings, pairs: Literal["seeds", "clients"] = "seeds") -> ResultTable:
     """A table of a study. Tests against the reference pair seeds, or clients under the same seed."""
-    values = findings.statistics(spec)
-    made = (_cell(spec, findings, place, label, what) for place in findings.places() for label, what in values.items())
-    cells = _marked(spec, [cell for cell in made if cell is not None])
-    cells = _tested(spec, findings, cells, values, pairs)
+    values = _statistics(spec)
+    cells = [_cell(spec, findings, place, label, what) for place in findings.places() for label, what in values.items()]
+    cells = _tested(spec, findings, _marked(spec, cells), values, pairs)
     row_axes, column_axes = _shown_axes(spec, findings.axes)
     placed = {(_position(cell, row_axes), _position(cell, column_axes)): cell for cell in cells}
+    # Rows and columns that only have what was left out on purpose are no part of the table.
+    asked = [key for key, cell in placed.items() if cell.published or cell.verdict is not Verdict.LEFT_OUT]
+    rows, columns = {row for row, _ in asked}, {column for _, column in asked}
+    placed = {(row, column): cell for (row, column), cell in placed.items() if row in rows and column in columns}
     return ResultTable(
         title=spec.title,
         axes=tuple(findings.axes),
         row_axes=row_axes,
         column_axes=column_axes,
-        rows=tuple(dict.fromkeys(sorted((row for row, _ in placed), key=_order(findings, values, row_axes)))),
-        columns=tuple(dict.fromkeys(sorted((one for _, one in placed), key=_order(findings, values, column_axes)))),
+        rows=tuple(sorted(rows, key=_order(findings, values, row_axes))),
+        columns=tuple(sorted(columns, key=_order(findings, values, column_axes))),
         cells=placed,
         values=values,
         percent=spec.percent,
@@ -217,6 +213,11 @@ def result_table(spec: TableSpec, findings: Findings, pairs: Literal["seeds", "c
         comparisons=sum(cell.probability is not None for cell in cells),
         pairs=pairs,
     )
+
+
+def _statistics(spec: TableSpec) -> dict[str, Statistic]:
+    """What a table shows, by label."""
+    return {label: statistic(text) for label, text in spec.values.items()}
 
 
 def _shown_axes(spec: TableSpec, axes: Mapping[str, Sequence[str]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -247,16 +248,12 @@ def _name(spec: TableSpec, place: Mapping[str, str], value: str) -> str:
     return "/".join((*place.values(), value) if len(spec.values) > 1 else place.values())
 
 
-def _cell(
-    spec: TableSpec, findings: Findings, place: Mapping[str, str], value: str, what: Statistic
-) -> ResultCell | None:
-    """The cell, without what depends on others; nothing where the study has left it out and the paper has no number."""
+def _cell(spec: TableSpec, findings: Findings, place: Mapping[str, str], value: str, what: Statistic) -> ResultCell:
+    """A number of the table, without what depends on the others."""
     labels, name = tuple(place.values()), _name(spec, place, value)
     printed = spec.published.get(name)
     published = None if printed is None else Published(*printed[:2]) if printed else Published(None)
     runs, left_out = findings.runs.get(labels, ()), findings.left_out.get(labels)
-    if left_out is not None and published is None and not runs:
-        return None
     ours = estimate(what, runs, findings.beside(place))
     unit = 100.0 if spec.percent else 1.0
     mean, deviation = (None if figure is None else figure * unit for figure in (ours.mean, ours.deviation))
@@ -270,7 +267,7 @@ def _cell(
         mean=mean,
         deviation=deviation,
         never=what.may_never_be and not ours.count and bool(ours.without),
-        notes=(left_out,) if left_out is not None and not runs else _notes(what, ours, findings.seeds, scaled),
+        notes=_notes(what, ours, runs, findings.seeds, scaled) if runs else (left_out,) if left_out else (),
         paper_notes=_fitting(spec.incomparable, name) if published else (),
     )
     return _judged(spec, cell, bool(scaled)) if runs else cell
@@ -280,12 +277,14 @@ def _fitting(patterns: Mapping[str, str], name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(why for pattern, why in patterns.items() if fnmatchcase(name, pattern)))
 
 
-def _notes(what: Statistic, ours: Estimate, seeds: int, scaled: tuple[str, ...]) -> tuple[str, ...]:
+def _notes(
+    what: Statistic, ours: Estimate, runs: Sequence[StoredRun], seeds: int, scaled: Sequence[str]
+) -> tuple[str, ...]:
     """What must be known about a number that was run."""
     there = ours.count + len(ours.without)
-    if not there:
-        return ()
-    notes = list(scaled)
+    notes = [f"scaled: {how}" for how in scaled]
+    if any((run.summary or {}).get("reads_test_data") for run in runs):
+        notes.append("reads test data")
     if there < seeds:
         notes.append(f"{there} of {seeds} seeds")
     if ours.count and ours.without:
@@ -383,7 +382,12 @@ class Ordering:
     at_equal_steps: bool | None
     """In our runs, where no method had taken more local steps than another."""
     probabilities: tuple[float | None, float | None] = (None, None)
-    """Of paired t-tests over seeds, at equal rounds and at equal steps, corrected for all orderings of the study."""
+    """Of paired t-tests over seeds, at equal rounds and at equal steps, corrected for all orderings of the table."""
+
+    @property
+    def ahead(self) -> tuple[bool | None, bool | None]:
+        """In our runs, at equal rounds and at equal steps."""
+        return self.at_equal_rounds, self.at_equal_steps
 
 
 def orderings(spec: TableSpec, findings: Findings, own: Sequence[str]) -> list[Ordering]:
@@ -403,7 +407,7 @@ def orderings(spec: TableSpec, findings: Findings, own: Sequence[str]) -> list[O
             continue
         beside = findings.beside(place)
         others = tuple(label for axis, label in place.items() if axis != METHOD)
-        for value, what in findings.statistics(spec).items():
+        for value, what in _statistics(spec).items():
             if what.name == "equal_steps":
                 continue
             at_rounds, at_steps = (
@@ -437,6 +441,9 @@ def _corrected(found: Sequence[Ordering], raw: Sequence[tuple[float | None, floa
     return [replace(one, probabilities=(rounds, steps)) for one, rounds, steps in zip(found, *columns, strict=True)]
 
 
+_VIEWS = ("at equal rounds", "at equal steps")
+
+
 @dataclass(frozen=True)
 class Summary:
     """What a study comes to."""
@@ -457,12 +464,22 @@ class Summary:
         """The summary in sentences."""
         said = []
         if self.published:
-            counts = ", ".join(f"{count} {_PLURAL[verdict]}" for verdict, count in self.verdicts.items() if count)
-            said.append(f"Of {self.published} published numbers, {counts}.")
+            counts = ", ".join(f"{count} {_WORDS[verdict]}" for verdict, count in self.verdicts.items() if count)
+            said.append(f"{self.published} published numbers: {counts}.")
         if self.unpublished_not_run:
             said.append(f"{self.unpublished_not_run} further cells were not run.")
         for method in dict.fromkeys(one.method for one in self.orderings):
             said.append(self._of_method(method))
+        return said
+
+    def reversals(self) -> list[str]:
+        """Where the paper has its method ahead and our runs have the baseline ahead or level."""
+        said = []
+        for one in self.orderings:
+            at = [words for words, ahead in zip(_VIEWS, one.ahead, strict=True) if ahead is False]
+            if one.published and at:
+                where = "/".join((*one.place, one.value))
+                said.append(f"{where}: {one.method} is not ahead of {one.baseline} {' and '.join(at)}")
         return said
 
     def _of_method(self, method: str) -> str:
@@ -471,8 +488,8 @@ class Summary:
         printed = [one.published for one in mine if one.published is not None]
         if printed:
             parts.append(f"in {sum(printed)} of {len(printed)} comparisons of the paper")
-        for words, side in (("at equal rounds", 0), ("at equal steps", 1)):
-            ahead = [(one.at_equal_rounds, one.at_equal_steps)[side] for one in mine]
+        for side, words in enumerate(_VIEWS):
+            ahead = [one.ahead[side] for one in mine]
             known = [
                 (state, one.probabilities[side]) for state, one in zip(ahead, mine, strict=True) if state is not None
             ]
@@ -486,15 +503,16 @@ class Summary:
         return f"{method} is ahead of its baselines {', '.join(parts)}." if parts else f"{method}: nothing to compare."
 
 
-_PLURAL = {
-    Verdict.REPRODUCES: "reproduce",
-    Verdict.DIFFERS: "differ",
-    Verdict.INCOMPARABLE: "are not comparable",
-    Verdict.SCALED: "are compared with scaled runs",
-    Verdict.NOT_RUN: "were not run",
-    Verdict.LEFT_OUT: "were left out",
-    Verdict.NOT_MEASURED: "were not measured",
+_WORDS = {
+    Verdict.REPRODUCES: "reproduced",
+    Verdict.DIFFERS: "different",
+    Verdict.INCOMPARABLE: "not comparable",
+    Verdict.SCALED: "beside scaled runs",
+    Verdict.NOT_RUN: "not run",
+    Verdict.LEFT_OUT: "left out",
+    Verdict.NOT_MEASURED: "not measured",
 }
+"""What can become of a published number."""
 
 
 def summarised(name: str, tables: Sequence[ResultTable], found: Sequence[Ordering] = ()) -> Summary:
@@ -502,4 +520,4 @@ def summarised(name: str, tables: Sequence[ResultTable], found: Sequence[Orderin
     cells = [cell for table in tables for cell in table]
     verdicts = Counter(cell.verdict for cell in cells if cell.published)
     idle = sum(cell.verdict is Verdict.NOT_RUN for cell in cells if not cell.published)
-    return Summary(name, {verdict: verdicts[verdict] for verdict in _PLURAL}, idle, tuple(found))
+    return Summary(name, {verdict: verdicts[verdict] for verdict in _WORDS}, idle, tuple(found))

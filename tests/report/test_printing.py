@@ -1,0 +1,304 @@
+"""Tables of results in print: the same content everywhere, nothing cut, nothing that breaks a document."""
+
+import csv
+import io
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from coterie.report.printing import csv_text, html, latex, layout, markdown, terminal
+from coterie.report.results import Findings, result_table
+from findings import AXES, Spec, example, seeds
+
+
+@pytest.fixture
+def table():
+    return result_table(*example())
+
+
+def bare(axes, runs, **spec):
+    """A table without anything published."""
+    return result_table(Spec(**{"reference": {}, **spec}), Findings(axes, runs))
+
+
+def printed(table, width):
+    out = io.StringIO()
+    Console(file=out, width=width).print(terminal(table, width))
+    return out.getvalue()
+
+
+EXPECTED = Path(__file__).parent / "expected"
+
+
+@pytest.mark.parametrize(("name", "write"), [("table.md", markdown), ("table.tex", latex), ("table.csv", None)])
+def test_documents_are_as_they_should_be(table, name, write):
+    """The expected ones are checked in, and were read line by line."""
+    said = csv_text([table]) if write is None else write(table)
+    assert said == (EXPECTED / name).read_text(encoding="utf-8")
+
+
+# Terminals
+
+
+def test_a_wide_terminal_has_all_columns_beside_each_other(table):
+    lines = printed(table, 120).splitlines()
+    (row,) = (line for line in lines if "IFCA" in line and "±" in line)
+    assert row.split() == ["IFCA", *["41.1", "±", "0.2*", "c", "44.6", "±", "0.5", "−3.5", "≠", "not", "run", "–", "–"]]
+    assert sum("method" in line.split() and "setting" in line.split() for line in lines) == 1
+
+
+@pytest.mark.parametrize("width", [200, 120, 90, 89, 70, 60, 50, 46])
+def test_no_number_is_lost_or_cut_in_a_narrow_terminal(table, width):
+    said = printed(table, width)
+    assert max(map(len, said.splitlines())) <= width
+    for numbers in ("45.1 ± 0.3", "44.7 ± 0.4", "+0.4 ≈", "90.2 ± 0.3 a", "95.2 b", "n/c", "60.0 e,f", "48.0 ± 0.3*"):
+        assert numbers in said, numbers
+    assert said.count("CIFAR10") == said.count("MNIST") == 1
+    assert said.count("not run") == 6
+
+
+def test_a_tiny_terminal_has_one_number_beside_each_method(table):
+    said = printed(table, 26)
+    assert max(map(len, said.splitlines())) <= 26
+    for numbers in ("45.1 ± 0.3", "44.7 ± 0.4", "−3.5 ≠", "90.2 ± 0.3 a", "95.2 b", "48.0 ± 0.3*"):
+        assert numbers in said, numbers
+    assert said.count("CIFAR10") == 3
+    assert max(map(len, printed(table, 12).splitlines())) <= 12
+
+
+def test_a_narrow_table_says_in_each_part_what_its_rows_are(table):
+    said = printed(table, 50)
+    assert said.count("AutoCFL") == 4
+    assert said.count("IID-Im") == 2
+    assert said.count("Accuracy, %") == 1
+
+
+def test_bold_is_for_the_best_in_a_terminal(table):
+    out = io.StringIO()
+    Console(file=out, width=120, force_terminal=True, color_system="standard").print(terminal(table, 120))
+    assert re.findall(r"\x1b\[1m *([^\x1b]*\d)[^\x1b]*\x1b", out.getvalue()) == ["48.0 ± 0.3", "47.2 ± 0.3"]
+
+
+# What is in a layout
+
+
+def test_a_table_without_published_numbers_has_only_ours():
+    made = bare({"method": ("a", "b")}, {("a",): seeds(0.5)}, rows=("method",), columns=())
+    shown = layout(made)
+    assert shown.head == (("accuracy",),)
+    assert [entry.text for _, (entry,) in shown.rows] == ["50.0", "not run"]
+    assert shown.remarks == ("One seed.",)
+    assert shown.footnotes == ()
+
+
+def test_only_columns_that_the_paper_has_are_beside_the_papers():
+    spec, findings = example()
+    spec = replace(
+        spec,
+        values={"last": "accuracy_mean", "equal steps": "equal_steps(accuracy_mean)"},
+        columns=("value",),
+        rows=("data", "setting", "method"),
+        published={"CIFAR10/IID-Im/IFCA/last": [40.0]},
+        incomparable={},
+    )
+    assert layout(result_table(spec, findings)).head == (
+        ("last", "ours"),
+        ("last", "paper"),
+        ("last", "difference"),
+        ("equal steps", "ours"),
+    )
+
+
+def test_a_note_on_all_of_ours_is_said_once():
+    spec, findings = example()
+    shown = layout(result_table(replace(spec, scaled={"*": "15 rounds instead of 100"}), findings))
+    assert "All of ours: scaled: 15 rounds instead of 100." in shown.remarks
+    assert not any("15 rounds" in note for _, note in shown.footnotes)
+
+
+def test_there_are_more_than_26_footnotes():
+    axes = {"method": tuple(f"m{number}" for number in range(30))}
+    spec = Spec(rows=("method",), columns=(), reference={}, published={name: [1.0] for name in axes["method"]})
+    spec = replace(spec, incomparable={name: f"reason {name}" for name in axes["method"]})
+    letters = [letter for letter, _ in layout(result_table(spec, Findings(axes, {}))).footnotes]
+    assert letters[:2] + letters[25:28] == ["a", "b", "z", "aa", "ab"]
+    assert len(set(letters)) == 30
+
+
+@pytest.mark.parametrize(
+    ("ours", "published", "text"),
+    [(0.5, 50.04, "0.0 ≈"), (0.5, 49.96, "0.0 ≈"), (0.5, 49.9, "+0.1 ≈"), (0.5, 52.0, "−2.0 ≠")],
+)
+def test_differences_have_a_sign_and_zero_has_none(ours, published, text):
+    spec = Spec(rows=("method",), columns=(), published={"a": [published]})
+    ((_, entries),) = layout(result_table(spec, Findings({"method": ("a",)}, {("a",): seeds(ours)}))).rows
+    assert entries[2].text == text
+
+
+def test_never_is_said():
+    spec = Spec(
+        rows=("method",),
+        columns=(),
+        percent=False,
+        digits=0,
+        published={"a": [], "b": [12.0]},
+        values={"rounds": "rounds_to(accuracy_mean, 0.9)"},
+    )
+    runs = {("a",): seeds(0.5), ("b",): seeds(0.5)}
+    first, second = layout(result_table(spec, Findings({"method": ("a", "b")}, runs))).rows
+    assert [entry.text for entry in first[1]] == ["never", "never", "≈"]
+    assert [entry.text for entry in second[1]] == ["never", "12", "≠"]
+
+
+# Documents
+
+
+AWKWARD = (
+    "50 % & more",
+    "a_b^c~d",
+    "{x}\\y",
+    "[0, 1]",
+    "* star",
+    "β = 0.5",
+    "Δ ≥ 1 × 2 → |x|",
+    "<b>#1</b>",
+    "$5",
+    "`c`",
+    'a "b"',
+)
+
+
+@pytest.mark.parametrize("label", AWKWARD)
+def test_labels_are_text_in_every_document(label):
+    axes = {"setting": (label, "other"), "method": (label, "b")}
+    made = bare(axes, {(label, label): seeds(0.5, 0.6)}, title=label, columns=())
+    source = latex(made)
+    check_latex(source)
+    assert "β" not in source
+    assert f">{label}<" in unescaped(html(made))
+    assert "<b>" not in html(made)
+    rows = [line for line in markdown(made).splitlines() if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {4}
+    assert next(csv.DictReader(io.StringIO(csv_text([made]))))["setting"] == label
+    assert label in " ".join(printed(made, 120).split())
+
+
+def unescaped(text):
+    """The text of a page with its marks, and entities as the signs that they stand for."""
+
+    class Reader(HTMLParser):
+        said = ""
+
+        def handle_starttag(self, tag, attributes):
+            self.said += ">"
+
+        def handle_endtag(self, tag):
+            self.said += "<"
+
+        def handle_data(self, data):
+            self.said += data
+
+    reader = Reader()
+    reader.feed(text)
+    return reader.said
+
+
+def check_latex(source):
+    """Braces and dollars in pairs, as many fields in each line as there are columns, no argument for an end of line."""
+    plain = re.sub(r"\\[\\{}$&%#_]", "", source)
+    assert plain.count("{") == plain.count("}")
+    assert plain.count("$") % 2 == 0
+    columns = len(re.search(r"\\begin\{tabular\}\{([lr]+)\}", source)[1])
+    body = source[source.index("\\toprule") : source.index("\\bottomrule")]
+    lines = [line for line in body.splitlines() if line.endswith("\\\\")]
+    assert lines
+    for line in lines:
+        fields = len(re.findall(r"(?<!\\)&", line)) + 1
+        wide = sum(int(count) - 1 for count in re.findall(r"\\multicolumn\{(\d+)\}", line))
+        assert fields + wide == columns
+        assert not line.lstrip().startswith(("[", "*"))
+    for first, last in re.findall(r"\\cmidrule\(lr\)\{(\d+)-(\d+)\}", source):
+        assert 1 <= int(first) < int(last) <= columns
+
+
+@pytest.mark.parametrize("columns", [(), ("data",), ("data", "setting"), ("setting", "data", "method")])
+def test_latex_has_rules_and_spans_that_fit(columns):
+    spec, findings = example()
+    rows = tuple(axis for axis in AXES if axis not in columns)
+    source = latex(result_table(replace(spec, rows=rows, columns=columns), findings))
+    check_latex(source)
+    assert "multirow" not in source
+    # One below each label that is above several fields; a column without published numbers is a single field.
+    assert source.count("\\cmidrule") == {0: 1, 1: 2, 2: 2 + 3, 3: 2 + 4 + 5}[len(columns)]
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")
+@pytest.mark.slow
+def test_latex_compiles(table, tmp_path):
+    head = "\\documentclass{article}\n\\usepackage{booktabs}\n\\usepackage[T1]{fontenc}\n\\begin{document}\n"
+    made = [table, *(bare({"method": (label,)}, {}, title=label, rows=("method",), columns=()) for label in AWKWARD)]
+    (tmp_path / "x.tex").write_text(head + "\n".join(map(latex, made)) + "\\end{document}\n")
+    done = subprocess.run(["pdflatex", "-halt-on-error", "x.tex"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+def test_a_page_has_the_table_with_its_notes(table):
+    text = html(table)
+    assert text.count("<tr>") == 2 + 6
+    assert "<th scope=col colspan=3>CIFAR10</th>" in text
+    assert "<td class=best>48.0 ± 0.3*</td>" in text
+    assert "<td>95.2<sup>b</sup></td>" in text
+    assert "<sup>b</sup> copied from elsewhere" in text
+
+
+# CSV
+
+
+def test_csv_has_every_number_in_full(table):
+    lines = [*csv.DictReader(io.StringIO(csv_text([table, table])))]
+    assert len(lines) == 24
+    assert lines[0] == {
+        "table": "Accuracy, %",
+        "data": "CIFAR10",
+        "setting": "IID-Im",
+        "method": "FedAvg",
+        "value": "accuracy",
+        "statistic": "accuracy_mean",
+        "mean": "45.06666667",
+        "std": "0.3055050463",
+        "seeds": "3",
+        "published_mean": "44.68",
+        "published_std": "0.36",
+        "difference": "0.3866666667",
+        "mark": "reproduces",
+        "p": "",
+        "p_corrected": "",
+        "notes": "",
+        "runs": "fedavg-seed0;fedavg-seed1;fedavg-seed2",
+    }
+    own = next(line for line in lines if line["method"] == "AutoCFL")
+    assert 0 < float(own["p"]) <= float(own["p_corrected"]) < 0.05
+    missing = next(line for line in lines if line["mark"] == "not run")
+    assert (missing["mean"], missing["seeds"], missing["runs"]) == ("", "0", "")
+
+
+def test_csv_of_nothing_is_a_header():
+    assert csv_text([]).startswith("table,value,")
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.sets(st.sampled_from([(d, s, m) for d in AXES["data"] for s in AXES["setting"] for m in AXES["method"]])))
+def test_whatever_is_missing_a_table_is_printed(there):
+    spec, _ = example()
+    made = result_table(spec, Findings(AXES, {labels: seeds(0.5, 0.6) for labels in there}, 2))
+    check_latex(latex(made))
+    assert markdown(made).count("not run") == csv_text([made]).count(",not run,") == 12 - len(there)
+    assert printed(made, 100).count("not run") == 12 - len(there)

@@ -1,0 +1,272 @@
+"""Results beside a paper's: what counts as the same number, what is best, what is clear, and whether claims hold."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coterie.report.results import Findings, Verdict, orderings, result_table, summarised
+from findings import AXES, Spec, example, seeds, stored
+
+
+def cell(table, *labels, value=None):
+    """The cell with these labels of all axes."""
+    (found,) = (one for one in table if one.labels == labels and value in (None, one.value))
+    return found
+
+
+def single(ours, published, *, percent=True, digits=1, **more):
+    """The cell of a table with one number."""
+    spec = Spec(percent=percent, digits=digits, published={"a": published}, rows=("method",), columns=(), **more)
+    runs = {("a",): seeds(*ours)} if ours else {}
+    (found,) = result_table(spec, Findings({"method": ("a",)}, runs, len(ours)))
+    return found
+
+
+# One number
+
+
+def test_ours_and_the_papers_are_in_the_same_unit():
+    found = single([0.50, 0.52], [50.5, 0.3])
+    assert found.mean == pytest.approx(51)
+    assert found.deviation == pytest.approx(100 * 0.02 / 2**0.5)
+    assert found.difference == pytest.approx(0.5)
+    assert (found.published.mean, found.published.deviation) == (50.5, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("ours", "published", "verdict"),
+    [
+        ([0.5], [51.5], Verdict.REPRODUCES),  # 1.5 points
+        ([0.5], [51.51], Verdict.DIFFERS),
+        ([0.5], [48.5], Verdict.REPRODUCES),
+        ([0.5], [52.0, 1.0], Verdict.REPRODUCES),  # two deviations of theirs
+        ([0.5], [52.01, 1.0], Verdict.DIFFERS),
+        ([0.49, 0.50, 0.51], [52.0], Verdict.REPRODUCES),  # two of ours
+        ([0.49, 0.50, 0.51], [52.1], Verdict.DIFFERS),
+        ([0.49, 0.50, 0.51], [52.8, 1.0], Verdict.REPRODUCES),  # two of the difference: 2 * 2^0.5
+        ([0.49, 0.50, 0.51], [52.9, 1.0], Verdict.DIFFERS),
+        ([], [50.0], Verdict.NOT_RUN),
+    ],
+)
+def test_numbers_reproduce_within_two_deviations_or_one_and_a_half_points(ours, published, verdict):
+    assert single(ours, published).verdict is verdict
+
+
+def test_what_is_no_percentage_has_no_points():
+    assert single([15.0], [15], percent=False).verdict is Verdict.REPRODUCES
+    assert single([16.0], [15], percent=False).verdict is Verdict.DIFFERS
+    assert single([0.954], [0.95], percent=False, digits=2).verdict is Verdict.REPRODUCES  # printed as 0.95
+    assert single([0.956], [0.95], percent=False, digits=2).verdict is Verdict.DIFFERS
+
+
+@pytest.mark.parametrize(
+    ("ours", "published", "verdict", "difference"),
+    [
+        ([0.5, 0.6], [3], Verdict.DIFFERS, None),
+        ([0.5, 0.6], [], Verdict.REPRODUCES, None),
+        ([0.9, 0.9], [], Verdict.DIFFERS, None),
+        ([0.9, 0.9], [3], Verdict.REPRODUCES, 0),
+    ],
+)
+def test_never_is_a_result(ours, published, verdict, difference):
+    found = single(ours, published, percent=False, values={"rounds": "rounds_to(accuracy_mean, 0.9)"})
+    assert (found.verdict, found.difference) == (verdict, difference)
+    assert found.never == (ours[0] < 0.9)
+
+
+def test_seeds_in_which_it_never_came_are_said():
+    found = single([0.9, 0.5, 0.9], [3], percent=False, values={"rounds": "rounds_to(accuracy_mean, 0.9)"})
+    assert found.mean == 3
+    assert found.notes == ("never in 1 of 3 runs",)
+
+
+def test_what_old_runs_did_not_measure_is_not_taken_for_a_result():
+    found = single([0.5], [50], values={"accuracy": "global_accuracy_mean"})
+    assert (found.verdict, found.mean, found.never) == (Verdict.NOT_MEASURED, None, False)
+
+
+def test_numbers_know_their_runs():
+    spec, findings = example()
+    found = cell(result_table(spec, findings), "CIFAR10", "IID-Im", "IFCA")
+    assert [path.name for path in found.ours.runs] == ["ifca-seed0", "ifca-seed1", "ifca-seed2"]
+
+
+# A whole table
+
+
+def test_a_table_has_every_kind_of_mark():
+    spec, findings = example()
+    table = result_table(spec, findings)
+    verdicts = {
+        ("CIFAR10", "IID-Im", "FedAvg"): Verdict.REPRODUCES,
+        ("CIFAR10", "IID-Im", "IFCA"): Verdict.DIFFERS,
+        ("CIFAR10", "IID-Im", "AutoCFL"): Verdict.REPRODUCES,
+        ("CIFAR10", "NonIID_La", "AutoCFL"): Verdict.SCALED,
+        ("MNIST", "IID-Im", "FedAvg"): Verdict.INCOMPARABLE,
+        ("MNIST", "NonIID_La", "IFCA"): Verdict.LEFT_OUT,
+    }
+    assert {one.labels: one.verdict for one in table if one.verdict is not Verdict.NOT_RUN} == verdicts
+    assert len([*table]) == 12
+    assert cell(table, "CIFAR10", "NonIID_La", "AutoCFL").notes == ("scaled: 15 rounds instead of 100", "1 of 3 seeds")
+    assert cell(table, "CIFAR10", "NonIID_La", "AutoCFL").difference == pytest.approx(-9.1)
+    assert cell(table, "MNIST", "IID-Im", "FedAvg").paper_notes == ("copied from elsewhere",)
+    assert cell(table, "MNIST", "IID-Im", "FedAvg").difference is None
+    assert cell(table, "MNIST", "NonIID_La", "IFCA").notes == ("needs 50 % more memory",)
+    assert cell(table, "CIFAR10", "IID-Im", "IFCA").notes == ("reads test data",)
+
+
+def test_rows_and_columns_stand_in_the_order_of_the_study():
+    spec, findings = example()
+    table = result_table(spec, findings)
+    assert table.rows == tuple((setting, method) for setting in AXES["setting"] for method in AXES["method"])
+    assert table.columns == (("CIFAR10",), ("MNIST",))
+
+
+def test_several_values_are_columns_unless_told_otherwise():
+    spec, findings = example()
+    values = {"last": "accuracy_mean", "rounds": "rounds_to(accuracy_mean, 0.4)"}
+    spec = replace(spec, values=values, published={"MNIST/IID-Im/FedAvg/last": [90.0]}, incomparable={})
+    table = result_table(spec, findings)
+    assert table.columns == (("CIFAR10", "last"), ("CIFAR10", "rounds"), ("MNIST", "last"), ("MNIST", "rounds"))
+    assert cell(table, "MNIST", "IID-Im", "FedAvg", value="last").verdict is Verdict.REPRODUCES
+    assert cell(table, "MNIST", "IID-Im", "FedAvg", value="rounds").verdict is Verdict.UNPUBLISHED
+    table = result_table(replace(spec, rows=("value", "setting"), columns=("data", "method")), findings)
+    assert table.rows[0] == ("last", "IID-Im")
+    assert len(table.columns) == 6
+
+
+def test_an_axis_that_a_table_forgets_is_a_row_if_it_has_several_entries():
+    spec, findings = example()
+    assert result_table(replace(spec, rows=("method",)), findings).row_axes == ("setting", "method")
+    one = Findings({"beta": ("0.5",), **AXES}, {}, 1)
+    assert result_table(replace(spec, published={}), one).row_axes == ("setting", "method")
+
+
+def test_rows_of_which_everything_is_left_out_are_no_part_of_a_table():
+    left_out = {(data, "IID-Im", "IFCA"): "why" for data in AXES["data"]}
+    findings = Findings(AXES, {}, 1, left_out)
+    assert ("IID-Im", "IFCA") not in result_table(Spec(), findings).rows
+    kept = result_table(Spec(published={"MNIST/IID-Im/IFCA": [1]}), findings)
+    assert cell(kept, "MNIST", "IID-Im", "IFCA").verdict is Verdict.LEFT_OUT
+
+
+def test_the_best_is_marked_among_ours_and_among_the_papers():
+    spec, findings = example()
+    table = result_table(replace(spec, published={**spec.published, "CIFAR10/IID-Im/IFCA": [49.0]}), findings)
+    assert [one.labels for one in table if one.best] == [("CIFAR10", "IID-Im", "AutoCFL")]
+    assert [one.labels for one in table if one.best_published] == [("CIFAR10", "IID-Im", "IFCA")]
+    table = result_table(replace(spec, better="lower"), findings)
+    assert [one.labels for one in table if one.best] == [("CIFAR10", "IID-Im", "IFCA")]
+    assert not any(one.best or one.best_published for one in result_table(replace(spec, better=""), findings))
+
+
+def test_what_looks_the_same_is_equally_good():
+    runs = {("a",): seeds(0.5001), ("b",): seeds(0.4999), ("c",): seeds(0.4)}
+    table = result_table(Spec(rows=("method",), columns=(), reference={}), Findings({"method": ("a", "b", "c")}, runs))
+    assert [one.best for one in table] == [True, True, False]
+
+
+def test_tests_are_against_the_reference_and_corrected():
+    spec, findings = example()
+    table = result_table(spec, findings)
+    reference, other, own = (cell(table, "CIFAR10", "IID-Im", name) for name in AXES["method"])
+    assert reference.test is None
+    assert table.comparisons == 2
+    assert own.test.difference == pytest.approx(0.48 + 0.001 / 3 - (0.45 + 0.002 / 3))
+    assert other.probability == pytest.approx(max(2 * min(other.test.t_test, own.test.t_test), other.test.t_test))
+    assert other.clear
+    assert own.clear
+    # One seed, or none that both have, is no test.
+    assert cell(table, "CIFAR10", "NonIID_La", "AutoCFL").test is None
+    assert not any(one.test for one in result_table(replace(spec, reference={}), findings))
+
+
+def test_pairs_can_be_clients():
+    def clients(*accuracies):
+        return [{"client": str(number), "accuracy": accuracy} for number, accuracy in enumerate(accuracies)]
+
+    runs = {
+        ("FedAvg",): [stored(0.5, clients=clients(0.4, 0.5, 0.6))],
+        ("a",): [stored(0.6, clients=clients(0.52, 0.6, 0.7))],
+    }
+    findings = Findings({"method": ("FedAvg", "a")}, runs)
+    spec = Spec(rows=("method",), columns=())
+    assert cell(result_table(spec, findings), "a").test.pairs == 1
+    test = cell(result_table(spec, findings, pairs="clients"), "a").test
+    assert test.pairs == 3
+    assert test.t_test < 0.05
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.sets(st.sampled_from([(d, s, m) for d in AXES["data"] for s in AXES["setting"] for m in AXES["method"]])))
+def test_whatever_is_missing_a_table_is_whole(there):
+    spec, _ = example()
+    table = result_table(spec, Findings(AXES, {labels: seeds(0.5, 0.6) for labels in there}, 2))
+    assert {one.labels for one in table if one.verdict is not Verdict.NOT_RUN} == there
+    assert len([*table]) == 12
+    found = summarised("x", [table])
+    assert found.published == len(spec.published)
+    assert found.verdicts[Verdict.NOT_RUN] + found.unpublished_not_run == 12 - len(there)
+
+
+# Claims
+
+
+def test_orderings_are_those_of_paper_and_runs():
+    spec, findings = example()
+    found = {(one.place, one.baseline): one for one in orderings(spec, findings, ["AutoCFL"])}
+    first = found[("CIFAR10", "IID-Im"), "FedAvg"]
+    assert first.published
+    assert first.at_equal_rounds
+    # At 30 steps AutoCFL, with 15 a round, is in its second round of three: two thirds of 48 %.
+    assert not first.at_equal_steps
+    assert found.keys() == {(("CIFAR10", "IID-Im"), name) for name in ("FedAvg", "IFCA")}
+    assert first.probabilities[0] < 0.05
+
+
+def test_orderings_mind_what_is_better():
+    spec, findings = example()
+    assert orderings(replace(spec, better=""), findings, ["AutoCFL"]) == []
+    lower = orderings(replace(spec, better="lower"), findings, ["AutoCFL"])
+    assert [one.published for one in lower] == [False, False]
+    assert [one.at_equal_rounds for one in lower] == [False, False]
+    assert orderings(spec, findings, []) == []
+
+
+def test_a_tie_is_not_ahead():
+    runs = {("a",): seeds(0.5, 0.5, 0.5), ("b",): seeds(0.5, 0.5, 0.5)}
+    spec = Spec(rows=("method",), columns=(), published={"a": [50.0], "b": [50.0]})
+    (found,) = orderings(spec, Findings({"method": ("a", "b")}, runs), ["a"])
+    assert (found.published, found.at_equal_rounds, found.at_equal_steps) == (False, False, False)
+
+
+def test_equal_steps_in_the_table_are_no_claim_of_their_own():
+    spec, findings = example()
+    spec = replace(
+        spec, values={"equal rounds": "accuracy_mean", "equal steps": "equal_steps(accuracy_mean)"}, published={}
+    )
+    table = result_table(spec, findings)
+    assert cell(table, "CIFAR10", "IID-Im", "AutoCFL", value="equal steps").mean == pytest.approx(
+        100 * 1.441 / 3 * 2 / 3
+    )
+    assert {one.value for one in orderings(spec, findings, ["AutoCFL"])} == {"equal rounds"}
+
+
+def test_a_summary_counts_and_says_what_holds():
+    spec, findings = example()
+    found = summarised("autocfl/table1", [result_table(spec, findings)], orderings(spec, findings, ["AutoCFL"]))
+    assert found.lines() == [
+        "5 published numbers: 2 reproduced, 1 different, 1 not comparable, 1 beside scaled runs.",
+        "6 further cells were not run.",
+        "AutoCFL is ahead of its baselines in 2 of 2 comparisons of the paper, in 2 of 2 of ours at equal rounds "
+        "(clearly in 2, clearly behind in 0), in 0 of 2 of ours at equal steps (clearly in 0, clearly behind in 2).",
+    ]
+    assert found.reversals() == [
+        f"CIFAR10/IID-Im/accuracy: AutoCFL is not ahead of {name} at equal steps" for name in ("FedAvg", "IFCA")
+    ]
+
+
+def test_a_summary_of_nothing_says_nothing():
+    assert summarised("x", []).lines() == []
