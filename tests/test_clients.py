@@ -340,7 +340,7 @@ def some_models(here, kind):
 @pytest.mark.parametrize("kind", ["shared", "own"])
 @pytest.mark.parametrize("form", FORMS)
 def test_losses_are_of_every_sample_in_its_place(form, kind, rows, monkeypatch):
-    monkeypatch.setattr("coterie.clients._ROWS", rows)
+    monkeypatch.setattr("coterie.judging._ROWS", rows)
     here = world(normed, shape=(2, 4, 4))
     models = some_models(here, kind)
     found = here.clients(form).losses(models)

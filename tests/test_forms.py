@@ -424,7 +424,7 @@ def test_large_data_is_evaluated_in_blocks_without_losing_a_sample(form, monkeyp
     here = world(mlp)
     whole = here.clients(form).evaluate(here.models(), "train")
     shared = here.clients(form).evaluate(here.models(1)[0].expand(4), "train")
-    monkeypatch.setattr("coterie.clients._ROWS", 5)
+    monkeypatch.setattr("coterie.judging._ROWS", 5)
     close(here.clients(form).evaluate(here.models(), "train").loss_sum, whole.loss_sum)
     close(here.clients(form).evaluate(here.models(1)[0].expand(4), "train").loss_sum, shared.loss_sum)
 
@@ -444,7 +444,7 @@ def test_clients_without_samples_have_nothing_to_say(form, kind):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", ["one for all", "own", "several for all", "several own"])
 def test_predictions_are_what_plain_modules_give(form, kind, monkeypatch):
-    monkeypatch.setattr("coterie.clients._ROWS", 4)
+    monkeypatch.setattr("coterie.judging._ROWS", 4)
     here = world(everything, shape=IMAGES)
     stack = stacks(here)[kind]
     inputs = here.pool.inputs(torch.arange(24).reshape(4, 6))

@@ -4,37 +4,27 @@
 go, on a real site on one. Everything that goes in or comes out has the client as its first axis.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from coterie.data.population import Pool, Shard
 from coterie.errors import CoterieError, SettingsError
 from coterie.forms import Form
+from coterie.judging import Questions, measured, predictions, rows_at_once
 from coterie.letters import Letter, Letters, checked_content
 from coterie.memory import Memory, Value
 from coterie.nets.net import Net
 from coterie.randomness import generator
 from coterie.training import Lane, LocalTraining, Objective, Terms, Trained, cross_entropy
-from coterie.weights import Changes, Models
+from coterie.weights import Changes, Models, Stack
 
 __all__ = ["Clients", "Evaluation", "Round", "new_models"]
-
-_ROWS = 256
-"""Samples that a model sees at once when it is evaluated, on a CPU: more do not fit its cache."""
-
-_GPU_ROWS, _GPU_NUMBERS = 16384, 1 << 30
-"""The same on a GPU, as far as what the nets leave behind is not more than so many numbers."""
-
-_Block = tuple[Tensor, Tensor, Tensor | None, Tensor, Tensor]
-"""Whose samples a block has, their places among the client's own, which are real (nothing: all), what the models give
-for them [model, ..., class], and their labels."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +48,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How models do on clients' data: [client], or [client, model] where each has several."""
+    """How models do on clients' data: [client], or [client, model] where each has several. It lies on the host."""
 
     correct: Tensor
     """Samples whose label is predicted."""
@@ -154,23 +144,28 @@ class Clients:
 
     def state(self, name: str, otherwise: Value | None = None) -> Any:
         """What the clients keep under a name; `otherwise` for those that keep nothing yet."""
-        device = self._pool.device
+        return _sent(self._recalled(name, otherwise), self._pool.device)
+
+    def _recalled(self, name: str, otherwise: Value | None) -> Any:
+        """What the clients keep under a name, wherever that is."""
         if name in self.kept:
-            return self.kept[name].to(device)
+            return self.kept[name]
         if name not in self._memory:
             if otherwise is None:
                 raise CoterieError(f"clients keep nothing under {name!r}: give a value to start from")
-            return otherwise.to(device)
-        value, known = self._memory.values[name].to(device), self._memory.known[name]
+            return otherwise
+        value, known = self._memory.values[name], self._memory.known[name]
         if known.all():
             return value
         if otherwise is None:
             missing = [client for client, has in zip(self.names, known.tolist(), strict=True) if not has]
             raise CoterieError(f"client {missing[0]} keeps nothing under {name!r}: give a value to start from")
-        known = known.to(device).reshape(-1, *[1] * (len(value.shape) - 1))
-        if isinstance(value, Tensor) and isinstance(otherwise, Tensor):
-            return torch.where(known, value, otherwise.to(value))
-        return value.where(known, otherwise.to(device))  # type: ignore[arg-type]
+        known = known.reshape(-1, *[1] * (len(value.shape) - 1))
+        if isinstance(value, Stack):
+            others = otherwise.to(self._pool.device)
+            return _sent(value, self._pool.device).where(known, others)
+        assert isinstance(otherwise, Tensor)
+        return torch.where(known.to(value.device), value, otherwise.to(value))
 
     def keep(self, **values: Value) -> None:
         """Keep values, one row per client, until the next call that changes them. A lost round leaves no trace."""
@@ -183,11 +178,11 @@ class Clients:
 
     def _add(self, name: str, amount: Tensor) -> None:
         """Let clients count something for the record."""
-        self.kept[name] = self.state(name, torch.zeros_like(amount)).cpu() + amount
+        self.kept[name] = self._recalled(name, torch.zeros_like(amount)) + amount
 
     def _training_call(self) -> Tensor:
         """The number of each client's training call within the round, [client], which keys its draws."""
-        calls = self.state("_calls", torch.tensor([[-1, 0]]).expand(len(self), 2)).cpu()
+        calls = self._recalled("_calls", torch.tensor([[-1, 0]]).expand(len(self), 2))
         number = torch.where(calls[:, 0] == self.round, calls[:, 1], 0)
         self.kept["_calls"] = torch.stack([torch.full_like(number, self.round), number + 1], dim=1)
         return number
@@ -232,12 +227,13 @@ class Clients:
         purpose = (self._at.seed, "train", self.round)
         terms = Terms.of(start, pull, anchor, push, trains)
         if start.net.parameters != self.net.parameters:
-            keys = [(*purpose, name, start.net.name) for name in self.names]
-            return self._train(keys, start, local, epochs, terms, objective, sample_weights)
+            lanes = self._lanes([(*purpose, name, start.net.name) for name in self.names], local, epochs)
+            return self._train(lanes, start, terms, objective, sample_weights)
         calls = self._training_call()
         keys = [(*purpose, name, call) for name, call in zip(self.names, calls.tolist(), strict=True)]
-        trained = self._train(keys, start, local, epochs, terms, objective, sample_weights)
-        self._add("_steps", trained.steps.long().cpu())
+        lanes = self._lanes(keys, local, epochs)
+        trained = self._train(lanes, start, terms, objective, sample_weights)
+        self._add("_steps", torch.tensor([lane.steps for lane in lanes]))
         self._add("_rounds", (calls == 0).long())
         if self._at.keep_last:
             self.kept["_last"] = trained.models
@@ -245,25 +241,33 @@ class Clients:
 
     def adapt(self, start: Models, local: LocalTraining) -> Models:
         """Models after some local training that nobody remembers: for scoring, and for trying something out."""
-        keys = [(self._at.seed, "adapt", self.round, name, 0) for name in self.names]
-        return self._train(keys, start, local, None, Terms(), cross_entropy, None).models
+        lanes = self._lanes([(self._at.seed, "adapt", self.round, name, 0) for name in self.names], local)
+        return self._train(lanes, start, Terms(), cross_entropy, None).models
+
+    def _lanes(
+        self,
+        keys: Sequence[tuple[Any, ...]],
+        local: LocalTraining,
+        epochs: Tensor | Sequence[float] | None = None,
+    ) -> list[Lane]:
+        """The clients as lanes of the training loop, with draws by these keys."""
+        passes = [None] * len(self) if epochs is None else torch.as_tensor(epochs, dtype=torch.float64).tolist()
+        for shard in self._shards:
+            if not len(shard.train):
+                raise CoterieError(f"client {shard.name} has no training samples")
+        return [
+            Lane(shard.train, key, local.steps_for(len(shard.train), number), local)
+            for shard, key, number in zip(self._shards, keys, passes, strict=True)
+        ]
 
     def _train(
         self,
-        keys: Sequence[tuple[Any, ...]],
+        lanes: Sequence[Lane],
         start: Models,
-        local: LocalTraining,
-        epochs: Tensor | Sequence[float] | None,
         terms: Terms,
         objective: Objective,
         sample_weights: Tensor | None,
     ) -> Trained:
-        passes = [None] * len(self) if epochs is None else [float(number) for number in epochs]
-        lanes = []
-        for shard, key, number in zip(self._shards, keys, passes, strict=True):
-            if not len(shard.train):
-                raise CoterieError(f"client {shard.name} has no training samples")
-            lanes.append(Lane(shard.train, key, local.steps_for(len(shard.train), number), local))
         models, losses = self._form.train(self._pool, lanes, start, terms, objective, sample_weights)
         # As float64: in `steps * rate` whole numbers would be rounded to float32, whatever the models are in.
         steps = torch.tensor([lane.steps for lane in lanes], dtype=torch.float64, device=self._pool.device)
@@ -285,34 +289,21 @@ class Clients:
         self._check_stack(models, "models")
         several = len(models.shape) > 1 and mixture is None
         stack = models if len(models.shape) > 1 else models.inserted(1)
-        indices = [self._part(part) for part in parts]
-        # A stack that was expanded over the clients repeats the same rows: all data goes through each model at once.
-        if len(self) == 1 or stack.parameters.stride(0) == 0:
-            every = [index for part in indices for index in part]
-            weights = None if mixture is None else mixture.repeat(len(parts), 1)
-            totals = self._totals(stack, every, weights).unflatten(1, (len(parts), -1)).unbind(1)
-        else:
-            totals = tuple(self._totals(stack, part, mixture) for part in indices)
+        samples = self._samples(parts)
+        counts = torch.from_numpy(samples.sizes).reshape(len(self), -1)
+        rank, loss = self._judged(stack, samples, mixture).numpy()  # [model, sample]
+        # Summed on the host, part by part: so the last bits depend on nothing else.
+        scores = np.stack([rank == 0, rank < 5, loss], dtype=np.float64, casting="unsafe")
+        totals = np.zeros((3, len(scores[0]), len(samples.sizes)))
+        there = samples.sizes > 0
+        if there.any():
+            totals[:, :, there] = np.add.reduceat(scores, samples.first[there], axis=2)
+        sums = torch.from_numpy(totals.reshape(3, -1, len(self), len(parts))).movedim(1, -1)
         results = []
-        for scores, part in zip(totals, indices, strict=True):
-            correct, correct_top5, loss_sum = (scores if several else scores[:, :, 0]).to(self._pool.device)
-            results.append(Evaluation(correct, correct_top5, loss_sum, self._counts(part)))
+        for number in range(len(parts)):
+            correct, correct_top5, loss_sum = (sums if several else sums[..., 0])[:, :, number]
+            results.append(Evaluation(correct, correct_top5, loss_sum, counts[:, number]))
         return tuple(results)
-
-    def _totals(self, stack: Models, parts: Sequence[np.ndarray], mixture: Tensor | None) -> Tensor:
-        """Scores summed over the samples of each part, [score, part, model]."""
-        columns = 1 if mixture is not None else stack.shape[1]
-        # Summed on the host: a GPU would add in another order every time, and so to other last bits.
-        totals = torch.zeros(3, len(parts), columns, dtype=torch.float64)
-        for whose, _, mask, outputs, y in self._blocks(stack, parts):
-            if mixture is not None:
-                weights = mixture[whose.to(mixture.device)]  # [row, model] or [client, 1, model]
-                outputs = _mixed(outputs, weights.movedim(-1, 0))[None]
-            scores = _scores(outputs, y)  # [score, model, row] or [score, model, client, row]
-            if mask is not None:
-                scores = torch.where(mask, scores, 0).sum(dim=3)
-            totals.index_add_(1, whose.flatten(), scores.transpose(1, 2).cpu())
-        return totals
 
     def best_fit(self, models: Models, on: str = "train") -> Tensor:
         """Which of several models per client has the lowest loss on its own data, [client].
@@ -321,7 +312,7 @@ class Clients:
         kind goes by its training data.
         """
         if models.shape[1] == 1:
-            return torch.zeros(len(self), dtype=torch.int64, device=self._pool.device)
+            return torch.zeros(len(self), dtype=torch.int64)
         result = self.evaluate(models, on)
         loss = result.loss
         if on != "train" and not (result.samples > 0).all():
@@ -337,62 +328,39 @@ class Clients:
         self._check_stack(models, "models")
         if len(models.shape) != 2:
             raise CoterieError(f"models of shape {models.shape}: losses are of several models per client")
-        parts = self._part(on)
-        longest = max(len(part) for part in parts)
-        values = torch.full((len(self), models.shape[1], longest), torch.nan, dtype=torch.float64)
-        for whose, rows, mask, outputs, y in self._blocks(models, parts):
-            loss = _scores(outputs, y)[2].cpu()  # [model, client, row], or [model, row] of rows of any client
-            if mask is not None:
-                loss = torch.where(mask.cpu(), loss, torch.nan)
-            values[whose, :, rows] = loss.movedim(0, -1)
+        samples = self._samples((on,))
+        values = torch.full((len(self), models.shape[1], max(samples.sizes)), torch.nan, dtype=torch.float64)
+        values[samples.owner, :, samples.place] = self._judged(models, samples)[1].double().T
         return values.to(self._pool.device)
 
-    def _blocks(self, models: Models, parts: Sequence[np.ndarray]) -> Iterator[_Block]:
-        """Runs models [client, model] over the clients' samples, a block of them at a time."""
+    def _samples(self, parts: Sequence[str]) -> "_Samples":
+        """The clients' samples in some parts."""
+        found = [self._part(part) for part in parts]
+        return _Samples.of(found) if "global" in parts else _samples_of(self._shards, tuple(parts))
+
+    def _judged(self, models: Models, samples: "_Samples", mixture: Tensor | None = None) -> Tensor:
+        """Rank and loss of all samples of all clients, one after another, under models [client, model].
+
+        The result is [2, model, sample], on the host. With a `mixture` [client, model] the models are one predictor.
+        """
+        owner = torch.from_numpy(samples.owner)
+        rows: Any = slice(None)
+        place: Any = slice(None)
         # A stack that was expanded over the clients repeats the same rows: all data goes through each model at once.
-        same = len(self) == 1 or models.parameters.stride(0) == 0
-        return self._over_everything(models[0], parts) if same else self._over_own(models, parts)
-
-    def _over_everything(self, models: Models, parts: Sequence[np.ndarray]) -> Iterator[_Block]:
-        """The same models on the data of every client."""
-        every, most = np.concatenate(parts), self._block(len(models))
-        owner = torch.arange(len(parts)).repeat_interleave(torch.tensor([len(part) for part in parts]))
-        place = torch.cat([torch.arange(len(part)) for part in parts])
-        index = torch.from_numpy(every).to(self._pool.device)
-        run = partial(self._form.outputs, models, shared=True)
-        # Clients that are tested on the same samples get the same outputs: they are computed once.
-        once = _without_repeats(every, len(self._pool.y))
-        known: Tensor | None = None
-        if len(once) < len(every):
-            blocks = torch.from_numpy(once).to(index.device).split(most)
-            known = torch.cat([run(self._pool.inputs(block)) for block in blocks], dim=1)
-        number = torch.from_numpy(np.searchsorted(once, every)).to(index.device) if known is not None else index
-        most = most if known is None else 64 * most
-        for block, whose, rows, of in zip(*(t.split(most) for t in (index, owner, place, number)), strict=True):
-            outputs = run(self._pool.inputs(block)) if known is None else known[:, of]
-            yield whose, rows, None, outputs, self._pool.y[block]
-
-    def _block(self, models: int) -> int:
-        """How many samples go through so many models at once."""
-        if self._pool.device.type == "cpu":
-            return _ROWS
-        each = models * (self.net.activations + self._pool.x[0].numel())
-        return max(_ROWS, min(_GPU_ROWS, _GPU_NUMBERS // each))
-
-    def _over_own(self, models: Models, parts: Sequence[np.ndarray]) -> Iterator[_Block]:
-        """Each client's own models on its own data, padded to the longest."""
-        device = self._pool.device
-        order = sorted(range(len(parts)), key=lambda client: -len(parts[client]))
-        sizes = [len(parts[client]) for client in order]
-        most = self._block(len(parts))
-        for first in range(0, sizes[0], most):
-            whose = torch.tensor(order[: sum(size > first for size in sizes)])
-            places, real = _padded([parts[client][first : first + most] for client in whose])
-            index, mask = torch.from_numpy(places).to(device), torch.from_numpy(real).to(device)
-            x, own = self._pool.inputs(index), models[whose.to(device)]
-            columns = [self._form.outputs(own[:, column], x, shared=False) for column in range(models.shape[1])]
-            rows = first + torch.arange(places.shape[1])
-            yield whose[:, None], rows[None], mask, torch.stack(columns), self._pool.y[index]
+        if len(self) == 1 or models.parameters.stride(0) == 0:
+            # Clients that are tested on the same samples get the same answers: they are computed once.
+            questions = Questions(self._pool, models[0], [samples.once] * models.shape[1])
+            if samples.number is not None:
+                place = torch.from_numpy(samples.number)
+        else:
+            columns = models.shape[1]
+            questions = Questions(self._pool, models.flattened(), [own for own in samples.each for _ in range(columns)])
+            rows, place = owner * columns + torch.arange(columns)[:, None], torch.from_numpy(samples.place)
+        if mixture is None:
+            return self._form.judge(questions)[:, rows, place]
+        outputs = predictions(self._form.outputs, questions)[rows, place]
+        labels = self._pool.y[torch.from_numpy(samples.every).to(self._pool.device)]
+        return measured(_mixed(outputs, mixture[owner.to(mixture.device)].T)[None], labels).cpu()
 
     def samples(self, row: int, on: str = "train") -> tuple[Tensor, Tensor]:
         """The prepared inputs [sample, ...] and labels [sample] of one client, by its row."""
@@ -415,7 +383,7 @@ class Clients:
         if len(models.shape) > 1:
             columns = [self.predict(models[:, column], inputs) for column in range(models.shape[1])]
             return torch.stack(columns, dim=1)
-        blocks = inputs.to(self.net.dtype).split(self._block(len(self)), dim=1)
+        blocks = inputs.to(self.net.dtype).split(rows_at_once(self.net, len(self)), dim=1)
         return torch.cat([self._form.outputs(models, block, shared=False) for block in blocks], dim=1)
 
     def label_counts(self, on: str = "train") -> Tensor:
@@ -436,33 +404,51 @@ def _mixed(outputs: Tensor, weights: Tensor) -> Tensor:
     return torch.logsumexp(outputs.log_softmax(dim=-1) + shares, dim=0)
 
 
-def _scores(outputs: Tensor, y: Tensor) -> Tensor:
-    """Correct, correct among five and cross-entropy of every sample, [score, ..., row]."""
-    y = y.expand(outputs.shape[:-1])
-    own = outputs.gather(-1, y.unsqueeze(-1))
-    # How many classes come before the label: those with more, and of equals those with a lower number, like argmax.
-    # What is not a number comes before everything.
-    earlier = torch.arange(outputs.shape[-1], device=y.device) < y.unsqueeze(-1)
-    rank = (~(outputs <= own) | ((outputs == own) & earlier)).sum(dim=-1)
-    loss = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").reshape(y.shape)
-    return torch.stack([(rank == 0).double(), (rank < 5).double(), loss.double()])
+def _sent(value: Value, device: torch.device) -> Any:
+    """A value on a device. What goes from the host to a GPU is not waited for."""
+    return value.to(device, non_blocking=device.type == "cuda")
 
 
-def _without_repeats(places: np.ndarray, total: int) -> np.ndarray:
-    """The places that occur, ascending, if some occur more than once; otherwise the same as they are."""
-    there = np.zeros(total, dtype=bool)
-    there[places] = True
-    once = np.flatnonzero(there)
-    return once if len(once) < len(places) else places
+@dataclass(frozen=True, eq=False)
+class _Samples:
+    """Samples of clients in some parts of their data, client after client and part after part."""
+
+    each: list[np.ndarray]
+    """Those of each client, as places in the pool."""
+    every: np.ndarray
+    """Those of all."""
+    sizes: np.ndarray
+    """How many there are of each client in each part, one after another."""
+    first: np.ndarray
+    """Where these begin among all."""
+    owner: np.ndarray
+    """Whose each of all samples is."""
+    place: np.ndarray
+    """Its place among its client's own."""
+    once: np.ndarray
+    """Those of all without repetitions."""
+    number: np.ndarray | None
+    """The places of all samples in `once`, if some were repeated."""
+
+    @classmethod
+    def of(cls, parts: Sequence[Sequence[np.ndarray]]) -> "_Samples":
+        """The samples of clients, given by part."""
+        each = list(parts[0]) if len(parts) == 1 else [np.concatenate(own) for own in zip(*parts, strict=True)]
+        every = np.concatenate(each)
+        sizes = np.array([len(part) for own in zip(*parts, strict=True) for part in own])
+        own = np.array([len(samples) for samples in each])
+        owner = np.repeat(np.arange(len(each)), own)
+        place = np.arange(len(every)) - (np.cumsum(own) - own)[owner]
+        once = np.unique(every)
+        repeated = len(once) < len(every)
+        number = np.searchsorted(once, every) if repeated else None
+        first = np.cumsum(sizes) - sizes
+        return cls(each, every, sizes, first, owner, place, once if repeated else every, number)
 
 
-def _padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of unequal length as one array, and where it is real."""
-    longest = max(len(row) for row in rows)
-    padded, real = np.zeros((len(rows), longest), dtype=np.int64), np.zeros((len(rows), longest), dtype=bool)
-    for number, row in enumerate(rows):
-        padded[number, : len(row)], real[number, : len(row)] = row, True
-    return padded, real
+@lru_cache(maxsize=32)
+def _samples_of(shards: Sequence[Shard], parts: Sequence[str]) -> _Samples:
+    return _Samples.of([[shard.part(part) for shard in shards] for part in parts])
 
 
 def new_models(net: Net, seed: int, count: int | None = None, first: int = 0) -> Models:

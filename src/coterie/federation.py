@@ -15,7 +15,7 @@ from coterie.clients import Clients, Round, new_models
 from coterie.errors import CoterieError, NoAnswerError
 from coterie.ledger import Direction, Ledger
 from coterie.letters import Letters
-from coterie.memory import Value
+from coterie.memory import Value, size_of
 from coterie.nets.net import Net
 from coterie.programs import Program
 from coterie.randomness import generator
@@ -354,8 +354,9 @@ class Federation:
             for _, _, subject, size in answers.letters.envelopes():
                 self.ledger.add("peer", subject, size)
         answers = answers if scoring else self._accepted(program, answers)
-        sizes = self.sizes[torch.from_numpy(answers.clients[answers.clients >= 0])]
-        samples = answers.outputs.get("samples", sizes)
+        samples = answers.outputs.get("samples")
+        if samples is None:
+            samples = self.sizes[torch.from_numpy(answers.clients[answers.clients >= 0])]
         assert isinstance(samples, Tensor)
         return Replies(answers.clients, answers.outputs, samples.cpu(), answers.letters)
 
@@ -366,13 +367,16 @@ class Federation:
         """The answers without those that are not finite: they cost the client its contribution, nothing else."""
         if not len(answers.clients):
             raise NoAnswerError(f"round {self.round}: no client answered ({program.name})")
-        fine = torch.ones(len(answers.clients), dtype=torch.bool)
+        finite: dict[torch.device, list[Tensor]] = {}
         for value in answers.outputs.values():
             for tensor in value.tensors if isinstance(value, Stack) else (value,):
                 if tensor.is_floating_point() and tensor.numel():
                     # The largest of a row tells about all of it, and reads it only once.
                     largest = torch.linalg.vector_norm(tensor.reshape(len(tensor), -1), ord=torch.inf, dim=1)
-                    fine &= torch.isfinite(largest).cpu()
+                    finite.setdefault(tensor.device, []).append(torch.isfinite(largest))
+        fine = torch.ones(len(answers.clients), dtype=torch.bool)
+        for rows in finite.values():
+            fine &= torch.stack(rows).all(dim=0).cpu()
         if fine.all():
             return answers
         rejected = answers.clients[~fine.numpy()]
@@ -392,8 +396,7 @@ class Federation:
     def _count(self, values: Mapping[str, Value], direction: Direction, times: int = 1) -> None:
         for name, value in values.items():
             kind = "model" if isinstance(value, Models) else name.replace("_", " ")
-            size = value.size if isinstance(value, Stack) else value.numel() * value.element_size()
-            self.ledger.add(direction, kind, size * times)
+            self.ledger.add(direction, kind, size_of(value) * times)
 
     # The course of a run, for `fit`
 

@@ -117,6 +117,7 @@ def fit(
         checkpoint = Checkpoint(state, fed.checkpoint(), time.perf_counter() - started, rounds, groups)
         for observer in observers:
             observer.round_done(checkpoint, record, change)
+        del checkpoint  # what clients keep is copied for it only if an observer holds on to it
     if scores is None or served is None:  # resumed after the last round
         with fed.method_at_work():
             served = method.serve(fed, state)

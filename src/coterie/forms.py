@@ -16,6 +16,7 @@ from torch.func import grad_and_value, vmap
 from coterie.data.population import Pool
 from coterie.errors import unknown
 from coterie.graphs import Recorder
+from coterie.judging import Questions, judge
 from coterie.nets.layers import Pass
 from coterie.nets.net import Net
 from coterie.training import Batch, Bundle, GradientFunction, Lane, LocalModel, Objective, Terms, train_lanes
@@ -61,6 +62,10 @@ class Form(ABC):
     @abstractmethod
     def outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
         """What models [n] give for inputs [n, row, ...], or for the same inputs [row, ...] if they are shared."""
+
+    def judge(self, questions: Questions) -> Tensor:
+        """Rank and loss of the samples that models are asked about, [2, model, sample], on the host."""
+        return judge(self.outputs, questions)
 
     def forget(self) -> None:
         """Give back memory that is held for the next call."""

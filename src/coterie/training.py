@@ -272,6 +272,16 @@ class Terms:
             None if trains == "all" else start.net.part(trains).to(target.dtype),
         )
 
+    @classmethod
+    def cat(cls, terms: Sequence["Terms"]) -> "Terms":
+        """The terms of several stacks one after another; they train the same part, and the same of them are there."""
+
+        def joined(name: str) -> Tensor | None:
+            there = [part for one in terms if (part := getattr(one, name)) is not None]
+            return torch.cat(there) if there else None
+
+        return cls(joined("pull"), joined("anchor"), joined("push"), terms[0].trains)
+
     def rows(self, chosen: Any) -> "Terms":
         """The terms of some clients."""
         pull, anchor, push = (None if part is None else part[chosen] for part in (self.pull, self.anchor, self.push))

@@ -70,9 +70,13 @@ class Stack:
         """The same stack with an axis of length one at this place among the leading ones."""
         return self._with(*(tensor.unsqueeze(axis) for tensor in self.tensors))
 
-    def to(self: S, device: torch.device | str) -> S:
+    def flattened(self: S) -> S:
+        """The same stack with its leading axes as one."""
+        return self._with(*(tensor.flatten(0, -2) for tensor in self.tensors))
+
+    def to(self: S, device: torch.device | str, non_blocking: bool = False) -> S:
         """The stack on a device."""
-        return self._with(*(tensor.to(device) for tensor in self.tensors))
+        return self._with(*(tensor.to(device, non_blocking=non_blocking) for tensor in self.tensors))
 
     def where(self: S, chosen: Tensor, others: S) -> S:
         """These rows where `chosen` [...] is true, the others elsewhere."""

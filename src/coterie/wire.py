@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
+from safetensors.torch import save_file
 from torch import Tensor
 
 from coterie.errors import CoterieError
@@ -48,9 +49,7 @@ record(LocalTraining)
 
 def dump(value: Any) -> bytes:
     """A value as bytes."""
-    tensors: dict[str, Tensor] = {}
-    tree = _packed(value, tensors)
-    return save_tensors(tensors, {"tree": json.dumps(tree)})
+    return save_tensors(*_flat(value))
 
 
 def load(content: bytes, nets: Nets) -> Any:
@@ -66,7 +65,8 @@ def load(content: bytes, nets: Nets) -> Any:
 def write(path: Path, value: Any) -> None:
     """Store a value in a file, whole or not at all."""
     part = path.with_name(path.name + ".part")
-    part.write_bytes(dump(value))
+    tensors, tree = _flat(value)
+    save_file(tensors, part, tree)  # without a copy of everything in memory
     part.replace(path)
 
 
@@ -76,6 +76,18 @@ def read(path: Path, nets: Nets) -> Any:
         return load(path.read_bytes(), nets)
     except CoterieError as error:
         raise CoterieError(f"{path}: {error}") from error
+
+
+def _flat(value: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a value, each with memory of its own, as safetensors wants them, and what holds them together."""
+    tensors: dict[str, Tensor] = {}
+    tree = _packed(value, tensors)
+    taken: set[int] = set()
+    for key, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        tensors[key] = tensor.clone() if place in taken else tensor
+        taken.add(place)
+    return tensors, {"tree": json.dumps(tree)}
 
 
 def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
@@ -93,8 +105,7 @@ def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
         return {"$": "bytes", "of": _packed(torch.from_numpy(np.frombuffer(value, dtype=np.uint8).copy()), tensors)}
     if isinstance(value, Tensor):
         key = str(len(tensors))
-        # A copy of its own: safetensors refuses tensors that share memory.
-        tensors[key] = value.detach().cpu().contiguous().clone()
+        tensors[key] = value.detach().cpu().contiguous()
         return {"$": "tensor", "of": key}
     if isinstance(value, Models | Changes):
         kind = "models" if isinstance(value, Models) else "changes"

@@ -4,6 +4,7 @@ import threading
 from functools import partial
 
 import pytest
+import torch
 from test_simulation import METHODS
 
 import coterie
@@ -24,7 +25,7 @@ def batches(monkeypatch):
     """How many runs were served by each training, of the last meeting."""
     met = []
     begin = Meeting.__init__
-    monkeypatch.setattr(Meeting, "__init__", lambda self: (begin(self), met.append(self))[0])
+    monkeypatch.setattr(Meeting, "__init__", lambda self, *fits: (begin(self, *fits), met.append(self))[0])
     return lambda: met[-1].batches
 
 
@@ -113,3 +114,42 @@ def test_a_training_that_fails_together_is_tried_alone(monkeypatch):
 def test_tasks_that_never_train():
     assert Meeting().run([partial(int, text) for text in ("1", "2")]) == [1, 2]
     assert Meeting().run([]) == []
+
+
+def test_what_runs_ask_of_models_is_answered_together(monkeypatch):
+    meetings = []
+    begin = Meeting.__init__
+    monkeypatch.setattr(Meeting, "__init__", lambda self, *fits: (begin(self, *fits), meetings.append(self))[0])
+    chosen = settings("fedavg", "ifca", "local", split_seed=0)
+    agree(compare(chosen, seeds=2, together=True), compare(chosen, seeds=2, together=False))
+    # IFCA asks for its clients' choice before it trains, and once more when it is scored.
+    assert meetings[-1].batches == [6, 6, 6]
+    assert len(meetings[-1].answers) < 3 * 6
+    assert max(meetings[-1].answers) == 6
+
+
+def test_predictions_on_given_inputs_are_made_together():
+    chosen = settings("flis-dc", server_samples=20, split_seed=0)
+    agree(compare(chosen, seeds=2, together=True), compare(chosen, seeds=2, together=False))
+
+
+def test_as_many_lanes_are_trained_together_as_fit(monkeypatch):
+    served = batches(monkeypatch)
+    chosen = settings("fedavg", "local", split_seed=0)
+    with monkeypatch.context() as patch:
+        patch.setattr(coterie.engines.simulation.Simulation, "lanes_at_once", lambda self, rows: 9)
+        agree(compare(chosen, seeds=2, together=True), compare(chosen, seeds=2, together=False))
+    assert served() == [2, 2] * 3  # four clients each
+
+
+def test_when_memory_runs_out_runs_go_on_in_halves(monkeypatch):
+    served, train = batches(monkeypatch), Vectorised.train
+
+    def limited(self, pool, lanes, *rest):
+        if len(lanes) > 8:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return train(self, pool, lanes, *rest)
+
+    monkeypatch.setattr(Vectorised, "train", limited)
+    compare(settings("fedavg", split_seed=0), seeds=4, together=True)
+    assert served() == [4, 2, 2, 2, 2, 2, 2]

@@ -74,7 +74,8 @@ class Shard:
 
     def part(self, part: str) -> np.ndarray:
         """The samples of a part: train, validation or test."""
-        return {"train": self.train, "validation": self.validation, "test": self.test}[part]
+        samples: np.ndarray = getattr(self, part)
+        return samples
 
 
 @dataclass(frozen=True, eq=False)

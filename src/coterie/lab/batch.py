@@ -87,15 +87,10 @@ class Batch:
         """All that share their samples at the same time; those of other samples afterwards."""
         entries: dict[int, Entry | None] = {}
         for group in self._sharing_samples():
-            meeting, numbers = Meeting(), []
+            engine = self._pooled_engine([world for world, _ in group])
+            meeting, numbers = Meeting(engine.lanes_at_once), []
             runs: list[Callable[[], Entry | None]] = []
-            engine: Simulation | None = None
-            for (world, own), population in zip(group, pooled([world.population for world, _ in group]), strict=True):
-                if engine is None:
-                    unchanged = world is self._settings[0].world and population.x is world.population.x
-                    world.__dict__["population"] = population
-                    engine = self._engine if unchanged else world.engine()
-                world.__dict__["population"] = population
+            for world, own in group:
                 for number in own:
                     beside = world.engine(engine)
                     beside.form = meeting.form(engine.form, len(runs))
@@ -103,6 +98,14 @@ class Batch:
                     numbers.append(number)
             entries |= dict(zip(numbers, meeting.run(runs), strict=True))
         return [entries[number] for number in range(len(self._settings))]
+
+    def _pooled_engine(self, worlds: Sequence[World]) -> Simulation:
+        """An engine with the samples of all these worlds, which then are places in its pool."""
+        populations = pooled([world.population for world in worlds])
+        unchanged = worlds[0] is self._settings[0].world and populations[0].x is worlds[0].population.x
+        for world, population in zip(worlds, populations, strict=True):
+            world.__dict__["population"] = population
+        return self._engine if unchanged else worlds[0].engine()
 
     def _sharing_samples(self) -> list[list[tuple[World, list[int]]]]:
         """The distinct worlds with their runs, in groups that divide the same samples."""

@@ -13,13 +13,13 @@ import torch
 
 from coterie.clients import Clients, Round
 from coterie.data.population import Pool, Population, Shard
-from coterie.engines.chunk import Result, Site, joined, part_of, run_chunk
+from coterie.engines.chunk import Result, Site, device_of, joined, part_of, run_chunk
 from coterie.engines.simulation.workers import Workers
 from coterie.errors import CoterieError, SettingsError
 from coterie.federation import Answers, Call
 from coterie.forms import FORMS, Form, form_named
 from coterie.letters import Letters
-from coterie.memory import Memory
+from coterie.memory import Memory, Value, size_of
 from coterie.nets import make_net
 from coterie.nets.net import Factory
 
@@ -38,6 +38,10 @@ _SMALL_NET_GPU, _SMALL_NET_TF32 = 10_000_000, 20_000_000
 
 _QUICK_EPOCH = 1e10
 """Multiply-and-adds of an epoch over all clients up to which starting worker processes does not pay: about a second."""
+
+
+_KEPT = 0.25
+"""Part of the memory for computing that what clients keep may take besides, on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +117,8 @@ class Simulation:
         self.server = range(-len(parts), 0)
         form = form_named(self._choose_form(device), half=self.computing.precision == "bf16")
         self._site = Site(self.net, self._pool, shards, population.server.test, form)
-        self._memory = Memory(len(shards))
         self._memory_limit = self._choose_memory(device)
+        self._memory = Memory(len(shards), self._home)
         workers = self._choose_workers(device)
         self._workers = Workers(workers, self._site) if workers else None
 
@@ -142,6 +146,20 @@ class Simulation:
             return self.computing.memory
         return torch.cuda.mem_get_info(device)[0] / 2e9 if device.type == "cuda" else 1.0
 
+    def _home(self, rows: Value) -> torch.device:
+        """Where to keep a value of all clients: on a GPU as far as a part of the memory goes, else on the host."""
+        device = device_of(rows)
+        if device.type == "cpu":
+            return device
+        size = size_of(rows) // len(rows) * self._memory.clients
+        fits = self._memory.size_on(device) + size <= self._kept_on_device
+        return device if fits else torch.device("cpu")
+
+    @property
+    def _kept_on_device(self) -> float:
+        """Bytes on a GPU that what clients keep may take."""
+        return _KEPT * self._memory_limit * 1e9
+
     @property
     def form(self) -> Form:
         """How clients are computed."""
@@ -160,19 +178,25 @@ class Simulation:
         parts.append(f"net {net.name}: {net.parameters.total:,} parameters, {net.work:,} multiply-and-adds a sample")
         parts.append(f"{self.computing.precision} on {device}, in {where}")
         if form.together:
-            parts.append(f"up to {self._lanes(32):,} clients together, as {self._memory_limit:.3g} GB allow")
+            parts.append(f"up to {self.lanes_at_once(32):,} clients together, as {self._memory_limit:.3g} GB allow")
+        if device.type != "cpu":
+            most = int(self._kept_on_device / (net.parameters.total * net.dtype.itemsize))
+            room = f"room for {most:,} models ({self._kept_on_device / 1e9:.3g} GB)"
+            parts.append(f"what clients keep stays on the GPU, {room}; what does not fit is sent from the host")
         return "; ".join(parts)
 
     def _chunks(self, call: Call) -> list[np.ndarray]:
         """The rows of a call in groups that are computed together, clients with most samples first."""
+        batches = [getattr(value, "batch", 0) for value in call.settings.values()]
+        lanes = self.lanes_at_once(max([*batches, 32])) if self._site.form.together else 1
+        if len(call.clients) <= lanes:
+            return [np.arange(len(call.clients))]
         part = "test" if call.at.scoring else "train"
         sizes = [len(self._site.shards[client].part(part)) for client in call.clients]
         order = np.argsort(-np.array(sizes), kind="stable")
-        batches = [getattr(value, "batch", 0) for value in call.settings.values()]
-        lanes = self._lanes(max([*batches, 32])) if self._site.form.together else 1
         return [order[first : first + lanes] for first in range(0, len(order), lanes)]
 
-    def _lanes(self, rows: int) -> int:
+    def lanes_at_once(self, rows: int) -> int:
         """How many clients with batches of so many rows fit into memory together."""
         # Parameters, gradient, velocity and a temporary; activations once forward and about once backward.
         numbers = 4 * self.net.parameters.total + 2 * rows * (self.net.activations + int(np.prod(self.net.shape)))
@@ -190,16 +214,18 @@ class Simulation:
     def run(self, call: Call) -> Answers:
         """Run a program on clients, group by group."""
         chunks = self._chunks(call)
-        calls = [part_of(call, rows) for rows in chunks]
+        calls = [call] if len(chunks) == 1 else [part_of(call, rows) for rows in chunks]
         if self._workers is not None and Workers.can_run(call):
             memories = [self._memory_of(one) for one in calls]
             results = list(zip(calls, self._workers.run(calls, memories), strict=True))
         else:
             results = [result for one in calls for result in self._run_here(one)]
         for one, (_, kept, _) in results:
-            self._memory.update(torch.from_numpy(one.clients), {name: value.to("cpu") for name, value in kept.items()})
-        order = torch.from_numpy(np.argsort(np.concatenate([one.clients for one, _ in results])))
+            self._memory.update(torch.from_numpy(one.clients), kept)
         letters = Letters(letter for _, (_, _, written) in results for letter in written)
+        if len(results) == 1:
+            return Answers(call.clients, results[0][1][0], letters)
+        order = torch.from_numpy(np.argsort(np.concatenate([one.clients for one, _ in results])))
         return Answers(call.clients, joined([outputs for _, (outputs, _, _) in results], order), letters)
 
     def _memory_of(self, call: Call) -> Memory:
@@ -251,15 +277,11 @@ class Simulation:
 
     def reset(self) -> None:
         """Forget everything that clients keep."""
-        self._memory = Memory(len(self._site.shards))
+        self._memory = Memory(len(self._site.shards), self._home)
 
-    def checkpoint(self) -> dict[str, Any]:
+    def checkpoint(self) -> Mapping[str, Any]:
         """What clients keep: for each name the clients that have a value, and their rows."""
-        content = {}
-        for name, known in self._memory.known.items():
-            positions = known.nonzero()[:, 0]
-            content[name] = {"clients": positions, "rows": self._memory.values[name][positions]}
-        return content
+        return self._memory.snapshot()
 
     def restore(self, content: Mapping[str, Any]) -> None:
         """Go back to a checkpoint."""

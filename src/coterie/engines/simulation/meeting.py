@@ -1,16 +1,20 @@
-"""Several runs at once: what they train at the same time becomes lanes of the same steps.
+"""Several runs at once: what they train and what they ask of models at the same time is computed together.
 
 Every run goes on in a thread of its own, as ordinary code that knows nothing of the others, and only one thread is ever
-at work. A run that wants to train waits until all others want to, or have ended; then what fits together is trained
-together. On a GPU five small runs so take little longer than one. The outcome of a run is what it is alone, but for
-the rounding of sums.
+at work. A run that wants to compute waits until all others want to, or have ended; then what fits together is computed
+together. Answers come first: trainings wait until every run wants to train, so that runs that ask more than others do
+not train alone. On a GPU five small runs so take little longer than one. The outcome of a run is what it is alone, but
+for the rounding of sums.
 """
 
+import sys
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -18,18 +22,42 @@ from torch.nn.functional import pad
 from coterie.data.population import Pool
 from coterie.forms import Form
 from coterie.graphs import objective_key
+from coterie.judging import Questions, rows_at_once
 from coterie.training import Lane, Objective, Terms
 from coterie.weights import Models
 
 __all__ = ["Meeting"]
 
 T = TypeVar("T")
-Trained = tuple[Models, Tensor]
 
 
 @dataclass(eq=False)
-class _Request:
-    """What one run wants to train."""
+class _Request(ABC):
+    """What one run wants computed."""
+
+    trains: ClassVar[bool] = False
+
+    result: Any = None
+    error: Exception | None = None
+
+    @abstractmethod
+    def kind(self) -> Hashable:
+        """What must be the same for requests to be computed together."""
+
+    @abstractmethod
+    def count(self) -> int:
+        """How many models there are."""
+
+    @abstractmethod
+    def answer(self, inner: Form, group: Sequence[Any]) -> Sequence[Any]:
+        """The results of a group of requests of this kind."""
+
+
+@dataclass(eq=False, kw_only=True)
+class _Training(_Request):
+    """Models to train."""
+
+    trains = True
 
     pool: Pool
     lanes: Sequence[Lane]
@@ -37,16 +65,78 @@ class _Request:
     terms: Terms
     objective: Objective
     sample_weights: Tensor | None
-    result: Trained | None = None
-    error: Exception | None = None
 
     def kind(self) -> Hashable:
-        """What must be the same for requests to be trained together."""
         terms = self.terms
         trains = None if terms.trains is None else terms.trains.cpu().numpy().tobytes()
         there = tuple(part is None for part in (terms.pull, terms.anchor, terms.push, self.sample_weights))
         optimizer = self.lanes[0].local.optimizer
         return id(self.pool), id(self.start.net), objective_key(self.objective), optimizer, trains, there
+
+    def count(self) -> int:
+        return len(self.lanes)
+
+    def answer(self, inner: Form, group: Sequence["_Training"]) -> Sequence[tuple[Models, Tensor]]:
+        lanes = [lane for request in group for lane in request.lanes]
+        start = Models.cat([request.start for request in group])
+        weights = [request.sample_weights for request in group if request.sample_weights is not None]
+        most = max((weight.shape[1] for weight in weights), default=0)
+        joined = torch.cat([pad(weight, (0, most - weight.shape[1])) for weight in weights]) if weights else None
+        terms = Terms.cat([request.terms for request in group])
+        models, losses = inner.train(self.pool, lanes, start, terms, self.objective, joined)
+        parts = _split(group, *models.tensors, losses)
+        return [(Models(models.net, parameters, buffers), loss) for parameters, buffers, loss in parts]
+
+
+@dataclass(eq=False, kw_only=True)
+class _Judging(_Request):
+    """Models to ask about samples."""
+
+    questions: Questions
+
+    def kind(self) -> Hashable:
+        return "judge", id(self.questions.pool), id(self.questions.models.net)
+
+    def count(self) -> int:
+        return len(self.questions.places)
+
+    def answer(self, inner: Form, group: Sequence["_Judging"]) -> Sequence[Tensor]:
+        asked = [request.questions for request in group]
+        first = asked[0].places[0]
+        if all(one.shared and np.array_equal(one.places[0], first) for one in asked):
+            # Runs of the same world ask about the same samples, which are prepared once.
+            places = [first] * sum(len(one.places) for one in asked)
+        else:
+            places = [own for one in asked for own in one.places]
+        found = inner.judge(Questions(self.questions.pool, Models.cat([one.models for one in asked]), places))
+        return [part.transpose(0, 1) for (part,) in _split(group, found.transpose(0, 1))]
+
+
+@dataclass(eq=False, kw_only=True)
+class _Predicting(_Request):
+    """Models to run on inputs."""
+
+    models: Models
+    x: Tensor
+
+    def kind(self) -> Hashable:
+        return "predict", id(self.models.net), self.x.shape[1:]
+
+    def count(self) -> int:
+        return len(self.models)
+
+    def answer(self, inner: Form, group: Sequence["_Predicting"]) -> Sequence[Tensor]:
+        models = Models.cat([request.models for request in group])
+        x = torch.cat([request.x for request in group])
+        blocks = x.split(rows_at_once(models.net, len(models)), dim=1)
+        found = torch.cat([inner.outputs(models, block, shared=False) for block in blocks], dim=1)
+        return [part for (part,) in _split(group, found)]
+
+
+def _split(group: Sequence[_Request], *tensors: Tensor) -> list[tuple[Tensor, ...]]:
+    """The part of each request in tensors with a row for each of all models."""
+    counts = [request.count() for request in group]
+    return list(zip(*(tensor.split(counts) for tensor in tensors), strict=True))
 
 
 class _Stopped(BaseException):
@@ -54,17 +144,21 @@ class _Stopped(BaseException):
 
 
 class Meeting:
-    """Runs that go on in turns and train together."""
+    """Runs that go on in turns and compute together."""
 
-    def __init__(self) -> None:
+    def __init__(self, fits: Callable[[int], int] = lambda rows: sys.maxsize) -> None:
+        """A meeting in which as many lanes with batches of some rows are trained together as `fits` says."""
         self._turn = threading.Condition()
+        self._fits, self._most = fits, sys.maxsize
         self._live, self._stopped = 0, False
         self._waiting: dict[int, tuple[Form, _Request]] = {}
         self.batches: list[int] = []
         """How many runs each training served so far."""
+        self.answers: list[int] = []
+        """How many runs each batch of questions served so far."""
 
     def form(self, inner: Form, number: int) -> Form:
-        """The form for the run with this number: it meets the others for training."""
+        """The form for the run with this number: it meets the others to compute."""
         return _Joined(inner, self, number)
 
     def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
@@ -93,7 +187,7 @@ class Meeting:
         try:
             for thread in threads:
                 thread.join()
-        except BaseException:  # the user stops it: every run ends where it would train next
+        except BaseException:  # the user stops it: every run ends where it would compute next
             with self._turn:
                 self._stop()
             for thread in threads:
@@ -107,8 +201,8 @@ class Meeting:
         self._stopped = True
         self._turn.notify_all()
 
-    def train(self, number: int, inner: Form, request: _Request) -> Trained:
-        """Wait for the others, and train with them. Called in a run's thread, whose turn it is."""
+    def ask(self, number: int, inner: Form, request: _Request) -> Any:
+        """Wait for the others, and compute with them. Called in a run's thread, whose turn it is."""
         self._waiting[number] = (inner, request)
         self._compute_if_all_wait()
         while request.result is None and request.error is None:
@@ -117,62 +211,60 @@ class Meeting:
             self._turn.wait()
         if request.error is not None:
             raise request.error
-        assert request.result is not None
         return request.result
 
     def _compute_if_all_wait(self) -> None:
         if self._stopped or not self._waiting or len(self._waiting) < self._live:
             return
+        asking = [number for number, (_, request) in self._waiting.items() if not request.trains]
         # In the order of the runs, so that nothing depends on which thread came first.
-        waiting = [self._waiting[number] for number in sorted(self._waiting)]
-        self._waiting.clear()
+        taken = [self._waiting.pop(number) for number in sorted(asking or self._waiting)]
         groups: dict[Hashable, list[_Request]] = {}
-        for _, request in waiting:
+        for _, request in taken:
             groups.setdefault(request.kind(), []).append(request)
         for group in groups.values():
-            self._answer(waiting[0][0], group)
+            for some in self._fitting(group):
+                self._answer(taken[0][0], some)
         self._turn.notify_all()
 
+    def _fitting(self, group: Sequence[_Request]) -> list[list[_Request]]:
+        """The requests in groups that fit into memory together: questions bound that themselves."""
+        parts: list[list[_Request]] = [[]]
+        lanes = 0
+        for request in group:
+            if isinstance(request, _Training):
+                lanes += request.count()
+                rows = max(lane.local.batch or len(lane.index) for lane in request.lanes)
+                if parts[-1] and lanes > min(self._fits(rows), self._most):
+                    parts.append([])
+                    lanes = request.count()
+            parts[-1].append(request)
+        return parts
+
     def _answer(self, inner: Form, group: list[_Request]) -> None:
-        self.batches.append(len(group))
+        (self.batches if group[0].trains else self.answers).append(len(group))
         try:
-            _train_together(inner, group)
+            for request, result in zip(group, group[0].answer(inner, group), strict=True):
+                request.result = result
+            return
+        except torch.OutOfMemoryError as error:
+            group[0].error = error if len(group) == 1 else None
+            if group[0].trains:
+                self._most = sum(request.count() for request in group) // 2
         except Exception as error:
-            if len(group) == 1:
-                group[0].error = error
-                return
-            # Alone, so that only the run that is to blame fails; or because memory does not suffice for all together.
+            group[0].error = error if len(group) == 1 else None
+        if len(group) > 1:
+            # In halves, so that in the end only the run that is to blame fails; or all fit into memory. Here, not
+            # inside: the traceback of the error holds on to what the failed attempt has taken.
             inner.forget()
-            for request in group:
-                self._answer(inner, [request])
-
-
-def _train_together(inner: Form, group: Sequence[_Request]) -> None:
-    first = group[0]
-    lanes = [lane for request in group for lane in request.lanes]
-    start = Models.cat([request.start for request in group])
-    weights = [request.sample_weights for request in group if request.sample_weights is not None]
-    most = max((weight.shape[1] for weight in weights), default=0)
-    joined = torch.cat([pad(weight, (0, most - weight.shape[1])) for weight in weights]) if weights else None
-    terms = _joined_terms([request.terms for request in group])
-    models, losses = inner.train(first.pool, lanes, start, terms, first.objective, joined)
-    counts = [len(request.lanes) for request in group]
-    parts = zip(*(tensor.split(counts) for tensor in (*models.tensors, losses)), strict=True)
-    for request, (parameters, buffers, loss) in zip(group, parts, strict=True):
-        request.result = Models(request.start.net, parameters, buffers), loss
-
-
-def _joined_terms(terms: Sequence[Terms]) -> Terms:
-    def joined(parts: Sequence[Tensor | None]) -> Tensor | None:
-        there = [part for part in parts if part is not None]
-        return torch.cat(there) if there else None
-
-    pull, anchor, push = (joined([getattr(one, name) for one in terms]) for name in ("pull", "anchor", "push"))
-    return Terms(pull, anchor, push, terms[0].trains)
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            for half in (group[: len(group) // 2], group[len(group) // 2 :]):
+                self._answer(inner, half)
 
 
 class _Joined(Form):
-    """A form whose training is done together with other runs."""
+    """A form that computes together with other runs."""
 
     def __init__(self, inner: Form, meeting: Meeting, number: int) -> None:
         super().__init__(inner.half)
@@ -187,14 +279,22 @@ class _Joined(Form):
         terms: Terms,
         objective: Objective,
         sample_weights: Tensor | None = None,
-    ) -> Trained:
+    ) -> tuple[Models, Tensor]:
         """Train when all runs want to."""
-        request = _Request(pool, lanes, start, terms, objective, sample_weights)
-        return self._meeting.train(self._number, self._inner, request)
+        request = _Training(
+            pool=pool, lanes=lanes, start=start, terms=terms, objective=objective, sample_weights=sample_weights
+        )
+        return self._meeting.ask(self._number, self._inner, request)
 
     def outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
-        """Run the models at once, without the others."""
-        return self._inner.outputs(models, x, shared)
+        """Run the models when all others are waiting too."""
+        if shared:
+            return self._inner.outputs(models, x, shared)
+        return self._meeting.ask(self._number, self._inner, _Predicting(models=models, x=x))
+
+    def judge(self, questions: Questions) -> Tensor:
+        """Ask the models when all other runs are waiting too."""
+        return self._meeting.ask(self._number, self._inner, _Judging(questions=questions))
 
     def forget(self) -> None:
         """Give back memory that is held for the next call."""
