@@ -350,11 +350,13 @@ def test_csv_has_every_number_in_full(table):
         "mark": "reproduces",
         "p": "",
         "p_corrected": "",
+        "p_wilcoxon": "",
         "notes": "",
         "runs": "fedavg-seed0;fedavg-seed1;fedavg-seed2",
     }
     own = next(line for line in lines if line["method"] == "AutoCFL")
     assert 0 < float(own["p"]) <= float(own["p_corrected"]) < 0.05
+    assert own["p_wilcoxon"] == "0.25"  # the least that three pairs can give
     missing = next(line for line in lines if line["mark"] == "not run")
     assert (missing["mean"], missing["seeds"], missing["runs"]) == ("", "0", "")
 

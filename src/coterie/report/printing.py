@@ -517,6 +517,7 @@ def csv_text(tables: Sequence[ResultTable]) -> str:
                     cell.verdict.value,
                     _plain(test.t_test if test else None),
                     _plain(cell.probability),
+                    _plain(test.wilcoxon if test else None),
                     "; ".join((*cell.notes, *cell.paper_notes)),
                     ";".join(path.name for path in cell.ours.runs),
                 ]
@@ -526,7 +527,7 @@ def csv_text(tables: Sequence[ResultTable]) -> str:
 
 _CSV = (
     *("value", "statistic", "mean", "std", "seeds", "published_mean", "published_std"),
-    *("difference", "mark", "p", "p_corrected", "notes", "runs"),
+    *("difference", "mark", "p", "p_corrected", "p_wilcoxon", "notes", "runs"),
 )
 
 
