@@ -1,28 +1,24 @@
 """A small study with its runs, for tests of tables: stated accuracies instead of training."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from coterie.lab import StoredRun
+from coterie.lab.study import TableSpec
 from coterie.report.results import Findings
 
 
-@dataclass(frozen=True)
-class Spec:
-    """What a study says of a table."""
-
-    title: str = "Accuracy, %"
-    values: Mapping[str, str] = field(default_factory=lambda: {"accuracy": "accuracy_mean"})
-    rows: tuple[str, ...] = ("setting", "method")
-    columns: tuple[str, ...] = ("data",)
-    percent: bool = True
-    better: str = "higher"
-    reference: Mapping[str, str] = field(default_factory=lambda: {"method": "FedAvg"})
-    digits: int = 1
-    published: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    incomparable: Mapping[str, str] = field(default_factory=dict)
-    scaled: Mapping[str, str] = field(default_factory=dict)
+def table_of(**given):
+    """A table of accuracies, as a study describes it, unless told otherwise."""
+    usual = {
+        "title": "Accuracy, %",
+        "values": {"accuracy": "accuracy_mean"},
+        "rows": ("setting", "method"),
+        "columns": ("data",),
+        "percent": True,
+        "better": "higher",
+        "reference": {"method": "FedAvg"},
+    }
+    return TableSpec(**usual | given)
 
 
 AXES = {"data": ("CIFAR10", "MNIST"), "setting": ("IID-Im", "NonIID_La"), "method": ("FedAvg", "IFCA", "AutoCFL")}
@@ -59,7 +55,7 @@ def example():
         ("MNIST", "IID-Im", "FedAvg"): seeds(0.9, 0.904, name="fedavg-mnist"),
         ("CIFAR10", "NonIID_La", "AutoCFL"): seeds(0.6, name="autocfl-labels"),
     }
-    spec = Spec(
+    spec = table_of(
         published=PUBLISHED,
         incomparable={"MNIST/*/FedAvg": "copied from elsewhere"},
         scaled={"CIFAR10/NonIID_La/*": "15 rounds instead of 100"},

@@ -35,6 +35,7 @@ def agree(one, other):
         assert ours.summary["seed"] == theirs.summary["seed"]
         for mine, yours in zip(ours.clients, theirs.clients, strict=True):
             assert mine["loss"] == pytest.approx(yours["loss"], abs=1e-9)
+            assert mine["accuracy"] == pytest.approx(yours["accuracy"], abs=1e-9)
             assert (mine["client"], mine["steps"]) == (yours["client"], yours["steps"])
 
 
@@ -51,6 +52,12 @@ def test_methods_together_are_what_they_are_alone(monkeypatch):
     agree(compare(chosen, seeds=2, together=True), compare(chosen, seeds=2, together=False))
     # FedAvg and Local fit together; the others have terms of their own, which only their other seed has too.
     assert sorted(served()) == sorted([4, 2, 2] * 3)
+
+
+def test_who_asks_about_more_samples_does_not_disturb_the_others():
+    # IFCA asks about training samples while FedAvg asks about the fewer test samples.
+    chosen = settings("fedavg", "ifca", split_seed=0, validation=0.0)
+    agree(compare(chosen, seeds=2, together=True), compare(chosen, seeds=2, together=False))
 
 
 def test_runs_of_different_length_do_not_wait_for_those_that_have_ended(monkeypatch):

@@ -14,9 +14,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from coterie.report.printing import csv_text, html, latex, layout, markdown, terminal
-from coterie.report.results import Findings, result_table
-from findings import AXES, Spec, example, seeds
+from coterie.report.printing import (
+    csv_text,
+    html,
+    latex,
+    layout,
+    markdown,
+    summary_markdown,
+    summary_terminal,
+    terminal,
+)
+from coterie.report.results import Findings, orderings, result_table, summarised
+from findings import AXES, example, seeds, table_of
 
 
 @pytest.fixture
@@ -26,7 +35,7 @@ def table():
 
 def bare(axes, runs, **spec):
     """A table without anything published."""
-    return result_table(Spec(**{"reference": {}, **spec}), Findings(axes, runs))
+    return result_table(table_of(**{"reference": {}, **spec}), Findings(axes, runs))
 
 
 def printed(table, width):
@@ -87,6 +96,65 @@ def test_bold_is_for_the_best_in_a_terminal(table):
     assert re.findall(r"\x1b\[1m *([^\x1b]*\d)[^\x1b]*\x1b", out.getvalue()) == ["48.0 ± 0.3", "47.2 ± 0.3"]
 
 
+# Wide tables
+
+
+def wide(**more):
+    """A table with 2 times 7 columns."""
+    axes = {"data": ("CIFAR10", "MNIST"), "beta": tuple("1234567"), "method": ("a", "b")}
+    spec = table_of(rows=("method",), columns=("data", "beta"), reference={}, **more)
+    return result_table(spec, Findings(axes, {("MNIST", beta, "a"): seeds(0.5) for beta in axes["beta"]}))
+
+
+def test_what_is_too_wide_for_a_page_is_continued_below():
+    published = {f"CIFAR10/{beta}/a": [1.0] for beta in "1234567"} | {f"MNIST/{beta}/b": [1.0] for beta in "1234567"}
+    made = wide(published=published)
+    heads = [[labels[:2] for labels in part.head] for part in layout(made).parts()]
+    # 42 fields, of which 12 fit; a number stays beside the paper's.
+    assert [len(head) for head in heads] == [12, 12, 12, 6]
+    assert [field for head in heads for field in head] == [labels[:2] for labels in layout(made).head]
+    check_latex(latex(made))
+    assert latex(made).count("\\begin{tabular}") == markdown(made).count("| :--- |") == 4
+    assert latex(made).count("\\begin{table}") == latex(made).count("\\end{table}") == 1
+
+
+def test_a_table_is_parted_between_its_outermost_labels():
+    made = result_table(
+        table_of(rows=("method",), columns=("data", "beta"), reference={}),
+        Findings({"data": ("A", "B"), "beta": tuple("1234567"), "method": ("a",)}, {}),
+    )
+    assert [{labels[0] for labels in part.head} for part in layout(made).parts()] == [{"A"}, {"B"}]
+
+
+def test_hidden_columns_are_named():
+    made = wide()
+    assert len(layout(made).head) == 7
+    assert "Not run and not in the paper: CIFAR10/1, CIFAR10/2, " in markdown(made)
+
+
+# Summaries
+
+
+def test_a_summary_is_printed():
+    spec, findings = example()
+    summary = summarised("x", [result_table(spec, findings)], orderings(spec, findings, ["AutoCFL"]))
+    assert summary_markdown(summary).split("\n\n") == [
+        "5 published numbers: 2 reproduced, 1 different, 1 not comparable, 1 beside scaled runs. "
+        "6 further cells were not run.",
+        "| table | value | method | ahead in the paper | ours, equal rounds | ours, equal steps |\n"
+        "| :--- | :--- | :--- | :--- | :--- | :--- |\n"
+        "| Accuracy, % | accuracy | AutoCFL | 2 of 2 | 2 of 2 (clearly 2, clearly behind 0) | "
+        "0 of 2 (clearly 0, clearly behind 2) |",
+        "- CIFAR10/IID-Im/accuracy: AutoCFL is not ahead of FedAvg at equal steps\n"
+        "- CIFAR10/IID-Im/accuracy: AutoCFL is not ahead of IFCA at equal steps\n",
+    ]
+    out = io.StringIO()
+    Console(file=out, width=60).print(summary_terminal(summary))
+    assert max(map(len, out.getvalue().splitlines())) <= 60
+    assert "2 of 2" in out.getvalue()
+    assert summary_markdown(summarised("x", [])) == "\n"
+
+
 # What is in a layout
 
 
@@ -126,7 +194,7 @@ def test_a_note_on_all_of_ours_is_said_once():
 
 def test_there_are_more_than_26_footnotes():
     axes = {"method": tuple(f"m{number}" for number in range(30))}
-    spec = Spec(rows=("method",), columns=(), reference={}, published={name: [1.0] for name in axes["method"]})
+    spec = table_of(rows=("method",), columns=(), reference={}, published={name: [1.0] for name in axes["method"]})
     spec = replace(spec, incomparable={name: f"reason {name}" for name in axes["method"]})
     letters = [letter for letter, _ in layout(result_table(spec, Findings(axes, {}))).footnotes]
     assert letters[:2] + letters[25:28] == ["a", "b", "z", "aa", "ab"]
@@ -138,13 +206,13 @@ def test_there_are_more_than_26_footnotes():
     [(0.5, 50.04, "0.0 ≈"), (0.5, 49.96, "0.0 ≈"), (0.5, 49.9, "+0.1 ≈"), (0.5, 52.0, "−2.0 ≠")],
 )
 def test_differences_have_a_sign_and_zero_has_none(ours, published, text):
-    spec = Spec(rows=("method",), columns=(), published={"a": [published]})
+    spec = table_of(rows=("method",), columns=(), published={"a": [published]})
     ((_, entries),) = layout(result_table(spec, Findings({"method": ("a",)}, {("a",): seeds(ours)}))).rows
     assert entries[2].text == text
 
 
 def test_never_is_said():
-    spec = Spec(
+    spec = table_of(
         rows=("method",),
         columns=(),
         percent=False,
@@ -236,8 +304,9 @@ def test_latex_has_rules_and_spans_that_fit(columns):
     source = latex(result_table(replace(spec, rows=rows, columns=columns), findings))
     check_latex(source)
     assert "multirow" not in source
-    # One below each label that is above several fields; a column without published numbers is a single field.
-    assert source.count("\\cmidrule") == {0: 1, 1: 2, 2: 2 + 3, 3: 2 + 4 + 5}[len(columns)]
+    # One below each label that is above several fields; a column without published numbers is a single field,
+    # and one without any number is none.
+    assert source.count("\\cmidrule") == {0: 1, 1: 2, 2: 2 + 3, 3: 2 + 3 + 5}[len(columns)]
 
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")
@@ -281,11 +350,13 @@ def test_csv_has_every_number_in_full(table):
         "mark": "reproduces",
         "p": "",
         "p_corrected": "",
+        "p_wilcoxon": "",
         "notes": "",
         "runs": "fedavg-seed0;fedavg-seed1;fedavg-seed2",
     }
     own = next(line for line in lines if line["method"] == "AutoCFL")
     assert 0 < float(own["p"]) <= float(own["p_corrected"]) < 0.05
+    assert own["p_wilcoxon"] == "0.25"  # the least that three pairs can give
     missing = next(line for line in lines if line["mark"] == "not run")
     assert (missing["mean"], missing["seeds"], missing["runs"]) == ("", "0", "")
 

@@ -6,8 +6,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.report.results import Findings, Verdict, orderings, result_table, summarised
-from findings import AXES, Spec, example, seeds, stored
+from coterie.lab.campaign import Campaign
+from coterie.lab.study import Study
+from coterie.report.results import (
+    Claim,
+    Findings,
+    Tally,
+    Verdict,
+    orderings,
+    own_methods,
+    result_table,
+    study_summary,
+    study_tables,
+    summarised,
+)
+from findings import AXES, example, seeds, stored, table_of
 
 
 def cell(table, *labels, value=None):
@@ -18,7 +31,7 @@ def cell(table, *labels, value=None):
 
 def single(ours, published, *, percent=True, digits=1, **more):
     """The cell of a table with one number."""
-    spec = Spec(percent=percent, digits=digits, published={"a": published}, rows=("method",), columns=(), **more)
+    spec = table_of(percent=percent, digits=digits, published={"a": published}, rows=("method",), columns=(), **more)
     runs = {("a",): seeds(*ours)} if ours else {}
     (found,) = result_table(spec, Findings({"method": ("a",)}, runs, len(ours)))
     return found
@@ -134,7 +147,7 @@ def test_several_values_are_columns_unless_told_otherwise():
     assert cell(table, "MNIST", "IID-Im", "FedAvg", value="rounds").verdict is Verdict.UNPUBLISHED
     table = result_table(replace(spec, rows=("value", "setting"), columns=("data", "method")), findings)
     assert table.rows[0] == ("last", "IID-Im")
-    assert len(table.columns) == 6
+    assert table.columns == (*(("CIFAR10", name) for name in AXES["method"]), ("MNIST", "FedAvg"))
 
 
 def test_an_axis_that_a_table_forgets_is_a_row_if_it_has_several_entries():
@@ -144,11 +157,18 @@ def test_an_axis_that_a_table_forgets_is_a_row_if_it_has_several_entries():
     assert result_table(replace(spec, published={}), one).row_axes == ("setting", "method")
 
 
-def test_rows_of_which_everything_is_left_out_are_no_part_of_a_table():
+def test_columns_without_a_number_are_named_and_not_shown():
     left_out = {(data, "IID-Im", "IFCA"): "why" for data in AXES["data"]}
     findings = Findings(AXES, {}, 1, left_out)
-    assert ("IID-Im", "IFCA") not in result_table(Spec(), findings).rows
-    kept = result_table(Spec(published={"MNIST/IID-Im/IFCA": [1]}), findings)
+    nothing = result_table(table_of(), findings)  # all is missing, and shown, but for what is left out on purpose
+    assert len(nothing.rows) == 5
+    assert ("IID-Im", "IFCA") not in nothing.rows
+    assert (len(nothing.columns), nothing.hidden) == (2, ())
+    some = result_table(table_of(), Findings(AXES, {("CIFAR10", "IID-Im", "FedAvg"): seeds(0.5)}, 1, left_out))
+    assert (some.columns, some.hidden) == ((("CIFAR10",),), (("MNIST",),))
+    assert some.rows == nothing.rows
+    assert len([*some]) == 12
+    kept = result_table(table_of(published={"MNIST/IID-Im/IFCA": [1]}), findings)
     assert cell(kept, "MNIST", "IID-Im", "IFCA").verdict is Verdict.LEFT_OUT
 
 
@@ -164,7 +184,9 @@ def test_the_best_is_marked_among_ours_and_among_the_papers():
 
 def test_what_looks_the_same_is_equally_good():
     runs = {("a",): seeds(0.5001), ("b",): seeds(0.4999), ("c",): seeds(0.4)}
-    table = result_table(Spec(rows=("method",), columns=(), reference={}), Findings({"method": ("a", "b", "c")}, runs))
+    table = result_table(
+        table_of(rows=("method",), columns=(), reference={}), Findings({"method": ("a", "b", "c")}, runs)
+    )
     assert [one.best for one in table] == [True, True, False]
 
 
@@ -192,7 +214,7 @@ def test_pairs_can_be_clients():
         ("a",): [stored(0.6, clients=clients(0.52, 0.6, 0.7))],
     }
     findings = Findings({"method": ("FedAvg", "a")}, runs)
-    spec = Spec(rows=("method",), columns=())
+    spec = table_of(rows=("method",), columns=())
     assert cell(result_table(spec, findings), "a").test.pairs == 1
     test = cell(result_table(spec, findings, pairs="clients"), "a").test
     assert test.pairs == 3
@@ -237,7 +259,7 @@ def test_orderings_mind_what_is_better():
 
 def test_a_tie_is_not_ahead():
     runs = {("a",): seeds(0.5, 0.5, 0.5), ("b",): seeds(0.5, 0.5, 0.5)}
-    spec = Spec(rows=("method",), columns=(), published={"a": [50.0], "b": [50.0]})
+    spec = table_of(rows=("method",), columns=(), published={"a": [50.0], "b": [50.0]})
     (found,) = orderings(spec, Findings({"method": ("a", "b")}, runs), ["a"])
     assert (found.published, found.at_equal_rounds, found.at_equal_steps) == (False, False, False)
 
@@ -260,13 +282,79 @@ def test_a_summary_counts_and_says_what_holds():
     assert found.lines() == [
         "5 published numbers: 2 reproduced, 1 different, 1 not comparable, 1 beside scaled runs.",
         "6 further cells were not run.",
-        "AutoCFL is ahead of its baselines in 2 of 2 comparisons of the paper, in 2 of 2 of ours at equal rounds "
-        "(clearly in 2, clearly behind in 0), in 0 of 2 of ours at equal steps (clearly in 0, clearly behind in 2).",
+    ]
+    assert found.claims == [
+        Claim("Accuracy, %", "accuracy", "AutoCFL", Tally(2, 2), Tally(2, 2, 2, 0), Tally(0, 2, 0, 2)),
     ]
     assert found.reversals() == [
         f"CIFAR10/IID-Im/accuracy: AutoCFL is not ahead of {name} at equal steps" for name in ("FedAvg", "IFCA")
     ]
 
 
+def test_tallies_in_words():
+    assert str(Tally(0, 0)) == "–"
+    assert str(Tally(1, 3)) == "1 of 3"
+    assert str(Tally(2, 3, 1, 0)) == "2 of 3 (clearly 1, clearly behind 0)"
+
+
 def test_a_summary_of_nothing_says_nothing():
-    assert summarised("x", []).lines() == []
+    empty = summarised("x", [])
+    assert empty.lines() == empty.claims == empty.reversals() == []
+
+
+# A study from its file to its tables
+
+STUDY = """
+title = "Two splits"
+paper = "flis"
+seeds = 2
+[options]
+data = "digits"
+net = "logistic"
+limit = 200
+clients = 3
+rounds = 2
+[axes.split.IID]
+split = "iid"
+[axes.split.skewed]
+split = "dirichlet"
+[axes.method.FedAvg]
+method = "fedavg"
+[axes.method."FLIS (DC)"]
+method = "flis-dc"
+[axes.method.Local]
+method = "local"
+[[exceptions]]
+where = {split = "IID", method = "Local"}
+skip = "nothing to learn"
+[[tables]]
+title = "Accuracy, %"
+rows = ["split", "method"]
+percent = true
+better = "higher"
+reference = {method = "FedAvg"}
+values = {last = "accuracy_mean", "equal steps" = "equal_steps(accuracy_mean)"}
+[tables.published]
+"IID/FedAvg/last" = [0.0]
+"IID/FLIS (DC)/last" = [1.0]
+"""
+
+
+def test_a_study_ends_in_its_tables(tmp_path):
+    (tmp_path / "own.toml").write_text(STUDY)
+    study = Study.read(tmp_path / "own.toml")
+    campaign = Campaign(tmp_path)
+    assert not campaign.carry_out(campaign.tasks(study, only="split=IID")).failed
+    results = campaign.results(study)
+    (table,) = study_tables(results)
+    assert table.rows[:3] == (("IID", "FedAvg"), ("IID", "FLIS (DC)"), ("skewed", "FedAvg"))
+    assert table.columns == (("last",), ("equal steps",))
+    assert {one.verdict for one in table if one.place["split"] == "skewed"} == {Verdict.NOT_RUN}
+    found = cell(table, "IID", "FedAvg", value="last")
+    assert found.mean == pytest.approx(50 * sum(run.summary["accuracy_mean"] for run in results.runs["IID", "FedAvg"]))
+    assert [path.parent for path in found.ours.runs] == [tmp_path / "runs"] * 2
+    assert cell(table, "IID", "FedAvg", value="equal steps").ours.count == 2
+    assert own_methods(study) == ("FLIS (DC)",)
+    summary = study_summary(results)
+    assert (summary.name, summary.published) == ("own", 2)
+    assert [(one.place, one.baseline) for one in summary.orderings] == [(("IID",), "FedAvg")]

@@ -9,21 +9,36 @@ import html as markup
 import io
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby, pairwise
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby, pairwise
 from string import ascii_lowercase
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from coterie.report.results import SIGNIFICANT, Labels, Published, ResultCell, ResultTable, Verdict
+from coterie.report.results import SIGNIFICANT, Labels, Published, ResultCell, ResultTable, Summary, Verdict
 from coterie.report.tables import ruled
 
-__all__ = ["Entry", "Layout", "csv_text", "html", "latex", "layout", "markdown", "terminal"]
+__all__ = [
+    "Entry",
+    "Layout",
+    "csv_text",
+    "html",
+    "latex",
+    "layout",
+    "markdown",
+    "summary_markdown",
+    "summary_terminal",
+    "terminal",
+]
 
 _SIGNS = {Verdict.REPRODUCES: "≈", Verdict.DIFFERS: "≠", Verdict.INCOMPARABLE: "n/c"}
+
+
+_FIELDS = 12
+"""How many numbers a line of a document has room for; a wider table is continued below."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,25 @@ class Layout:
             above = labels
         return shown
 
+    def part(self, fields: range) -> "Layout":
+        """The same with some of the fields."""
+        rows = tuple((labels, entries[fields.start : fields.stop]) for labels, entries in self.rows)
+        blocks = tuple(
+            range(max(block.start, fields.start) - fields.start, min(block.stop, fields.stop) - fields.start)
+            for block in self.blocks
+            if block.start < fields.stop and block.stop > fields.start
+        )
+        return replace(self, head=self.head[fields.start : fields.stop], rows=rows, blocks=blocks)
+
+    def parts(self) -> "list[Layout]":
+        """Parts that a page is wide enough for, if possible without parting what has the same outermost label."""
+        outermost = [len([*fields]) for _, fields in groupby(self.head, key=lambda labels: labels[0])]
+        pieces: list[range] = []
+        for start, count in zip(accumulate(outermost, initial=0), outermost, strict=False):
+            inside = [block for block in self.blocks if start <= block.start < start + count]
+            pieces += [range(start, start + count)] if count <= _FIELDS else inside
+        return [self.part(fields) for fields in _joined(pieces, lambda fields: len(fields) <= _FIELDS)]
+
     def begins_group(self, number: int) -> bool:
         """Whether a row is the first of the next group of rows."""
         return len(self.stub) > 1 and number > 0 and self.rows[number][0][0] != self.rows[number - 1][0][0]
@@ -92,10 +126,21 @@ def _shared(labels: Labels, others: Labels) -> int:
     return same
 
 
+def _joined(pieces: Sequence[range], fits: Callable[[range], bool]) -> Iterator[range]:
+    """As many pieces in one as fit, and at least one."""
+    start = 0
+    for piece, following in pairwise([*pieces, None]):
+        assert piece is not None
+        if following is None or not fits(range(start, following.stop)):
+            yield range(start, piece.stop)
+            start = piece.stop
+
+
 def layout(table: ResultTable) -> Layout:
     """What is shown where."""
     common = _common_notes(table)
-    listed = [note for cell in table for note in (*cell.notes, *cell.paper_notes) if note not in common]
+    cells = [table.cells[row, column] for row in table.rows for column in table.columns]
+    listed = [note for cell in cells for note in (*cell.notes, *cell.paper_notes) if note not in common]
     letters = {note: _letter(number) for number, note in enumerate(dict.fromkeys(listed))}
     fields = [(column, part) for column in table.columns for part in _parts(table, column)]
     rows = []
@@ -166,7 +211,7 @@ def _signed(value: float, digits: int) -> str:
 
 def _remarks(table: ResultTable, common: Sequence[str]) -> Iterator[str]:
     """What is written below a table."""
-    cells = [*table]
+    cells = [table.cells[row, column] for row in table.rows for column in table.columns]
     seeds = max((cell.ours.count for cell in cells), default=0)
     if seeds > 1:
         yield f"Mean ± standard deviation over {seeds} seeds."
@@ -187,6 +232,8 @@ def _remarks(table: ResultTable, common: Sequence[str]) -> Iterator[str]:
         yield "Bold: the best of the methods compared" + (
             ", among ours and among the paper's." if table.has_published else "."
         )
+    if table.hidden:
+        yield f"Not run and not in the paper: {', '.join('/'.join(labels) for labels in table.hidden)}."
     for note in common:
         yield f"All of ours: {note}."
 
@@ -200,13 +247,10 @@ def terminal(table: ResultTable, width: int) -> Group:
     What does not fit beside each other is continued below, as often as needed; numbers are never cut.
     """
     shown = layout(table)
-    whole = _terminal_table(table.title, shown, range(len(shown.head)), compact=False)
-    if _fits(whole, width):
-        parts = [whole]
-    else:
-        parts = []
-        for fields in _fitting_fields(shown, width):
-            parts.append(_terminal_table("" if parts else table.title, shown, fields, compact=True))
+    parts = [_terminal_table(shown, compact=False)]
+    if not _fits(parts[0], width):
+        parts = [_terminal_table(shown.part(fields), compact=True) for fields in _fitting_fields(shown, width)]
+    parts[0].title = Text(table.title)
     below = [Text(f"{letter}  {note}", style="dim") for letter, note in shown.footnotes]
     return Group(*parts, *below, *(Text(remark, style="dim") for remark in shown.remarks))
 
@@ -215,19 +259,10 @@ def _fitting_fields(shown: Layout, width: int) -> Iterator[range]:
     """Which fields go into one table: as many blocks as fit; a block that does not fit alone goes field by field."""
 
     def fits(fields: range) -> bool:
-        return _fits(_terminal_table("", shown, fields, compact=True), width)
+        return _fits(_terminal_table(shown.part(fields), compact=True), width)
 
-    pieces = [
-        piece
-        for block in shown.blocks
-        for piece in ([block] if fits(block) else [range(field, field + 1) for field in block])
-    ]
-    start = 0
-    for piece, following in pairwise([*pieces, None]):
-        assert piece is not None
-        if following is None or not fits(range(start, following.stop)):
-            yield range(start, piece.stop)
-            start = piece.stop
+    blocks = [[block] if fits(block) else [range(field, field + 1) for field in block] for block in shown.blocks]
+    return _joined([piece for block in blocks for piece in block], fits)
 
 
 def _fits(table: Table, width: int) -> bool:
@@ -235,16 +270,13 @@ def _fits(table: Table, width: int) -> bool:
     return unbounded.measure(table).maximum <= width
 
 
-def _terminal_table(title: str, shown: Layout, fields: range, compact: bool) -> Table:
-    """A table of some of the fields; a compact one has the outer labels of rows in lines of their own."""
-    drawn = ruled(title)
-    drawn.title = Text(title) if title else None
-    stub = [shown.stub[-1] if shown.stub else ""] if compact else list(shown.stub)
-    for name in stub:
+def _terminal_table(shown: Layout, compact: bool) -> Table:
+    """A table of what is shown; a compact one has the outer labels of rows in lines of their own."""
+    drawn = ruled("")
+    drawn.title = None
+    for name in shown.stub[-1:] if compact else shown.stub:
         drawn.add_column(Text(name), overflow="fold")
-    headings = shown.headings()
-    for number in fields:
-        labels = shown.head[number] if number == fields.start else headings[number]
+    for labels in shown.headings():
         if compact and labels[-1] == "difference":
             labels = (*labels[:-1], "diff.")
         drawn.add_column(Text("\n".join(labels)), justify="right", overflow="fold")
@@ -252,14 +284,11 @@ def _terminal_table(title: str, shown: Layout, fields: range, compact: bool) -> 
     for number, ((labels, entries), short) in enumerate(zip(shown.rows, shown.labels(), strict=True)):
         if shown.begins_group(number):
             drawn.add_section()
-        before: list[Text]
         if compact:
             for depth in range(_shared(labels[:-1], above), len(labels) - 1):
-                drawn.add_row(Text("  " * depth + labels[depth]), *("" for _ in fields))
-            before = [Text("  " * max(0, len(labels) - 1) + (labels[-1] if labels else ""))]
-        else:
-            before = [Text(label) for label in short]
-        drawn.add_row(*before, *(_styled(entries[field]) for field in fields))
+                drawn.add_row(Text("  " * depth + labels[depth]))
+            short = tuple("  " * (len(labels) - 1) + label for label in labels[-1:])
+        drawn.add_row(*map(Text, short), *map(_styled, entries))
         above = labels
     return drawn
 
@@ -275,12 +304,13 @@ def _styled(entry: Entry) -> Text:
 def markdown(table: ResultTable) -> str:
     """The table in Markdown, as GitHub shows it."""
     shown = layout(table)
-    names = [*map(_markdown_text, shown.stub)]
-    names += ["<br>".join(_markdown_text(label) for label in labels if label) for labels in shown.headings()]
-    lines = [f"**{_markdown_text(table.title)}**", ""]
-    lines += [_line(names), _line([*(":---" for _ in shown.stub), *("---:" for _ in shown.head)])]
-    for (_, entries), labels in zip(shown.rows, shown.labels(), strict=True):
-        lines.append(_line([*map(_markdown_text, labels), *map(_markdown_entry, entries)]))
+    lines = [f"**{_markdown_text(table.title)}**"]
+    for part in shown.parts():
+        names = ["<br>".join(_markdown_text(label) for label in labels if label) for labels in part.headings()]
+        lines += ["", _line([*map(_markdown_text, part.stub), *names])]
+        lines.append(_line([*(":---" for _ in part.stub), *("---:" for _ in part.head)]))
+        for (_, entries), labels in zip(part.rows, part.labels(), strict=True):
+            lines.append(_line([*map(_markdown_text, labels), *map(_markdown_entry, entries)]))
     notes = [f"<sup>{letter}</sup> {_markdown_text(note)}" for letter, note in shown.footnotes]
     below = [*notes, *map(_markdown_text, shown.remarks)]
     return "\n".join([*lines, *(["", "<br>\n".join(below)] if below else [])]) + "\n"
@@ -307,21 +337,27 @@ def _markdown_entry(entry: Entry) -> str:
 def latex(table: ResultTable) -> str:
     """The table in LaTeX; the document needs `\\usepackage{booktabs}`."""
     shown = layout(table)
-    before = len(shown.stub)
-    lines = [f"\\begin{{tabular}}{{{'l' * before}{'r' * len(shown.head)}}}", "\\toprule"]
-    lines += _latex_head(shown)
-    lines.append("\\midrule")
-    for number, ((_, entries), labels) in enumerate(zip(shown.rows, shown.labels(), strict=True)):
-        if shown.begins_group(number):
-            lines.append("\\midrule")
-        lines.append(_row([*map(_latex_text, labels), *map(_latex_entry, entries)]))
-    lines += ["\\bottomrule", "\\end{tabular}"]
+    tabulars = "\n\n\\medskip\n".join("\n".join(_latex_tabular(part)) for part in shown.parts())
     below = [f"\\textsuperscript{{{letter}}} {_latex_text(note)}" for letter, note in shown.footnotes]
     below += [_latex_text(remark) for remark in shown.remarks]
+    lines = ["% needs \\usepackage{booktabs}", "\\begin{table}", "\\centering"]
+    lines += [f"\\caption{{{_latex_text(table.title)}}}", tabulars]
     if below:
         lines += ["", "\\smallskip", "\\footnotesize\\raggedright", " \\\\\n".join(below)]
-    inside = "\n".join(["\\centering", f"\\caption{{{_latex_text(table.title)}}}", *lines])
-    return f"% needs \\usepackage{{booktabs}}\n\\begin{{table}}\n{inside}\n\\end{{table}}\n"
+    return "\n".join([*lines, "\\end{table}"]) + "\n"
+
+
+def _latex_tabular(shown: Layout) -> Iterator[str]:
+    yield f"\\begin{{tabular}}{{{'l' * len(shown.stub)}{'r' * len(shown.head)}}}"
+    yield "\\toprule"
+    yield from _latex_head(shown)
+    yield "\\midrule"
+    for number, ((_, entries), labels) in enumerate(zip(shown.rows, shown.labels(), strict=True)):
+        if shown.begins_group(number):
+            yield "\\midrule"
+        yield _row([*map(_latex_text, labels), *map(_latex_entry, entries)])
+    yield "\\bottomrule"
+    yield "\\end{tabular}"
 
 
 def _latex_head(shown: Layout) -> Iterator[str]:
@@ -420,6 +456,40 @@ def _html_entry(entry: Entry) -> str:
     return f"<td{' class=best' * entry.bold}>{markup.escape(entry.text + '*' * entry.star)}{raised}</td>"
 
 
+# Summaries
+
+
+_CLAIMS = ("table", "value", "method", "ahead in the paper", "ours, equal rounds", "ours, equal steps")
+
+
+def _claims(summary: Summary) -> list[list[str]]:
+    return [
+        [one.table, one.value, one.method, *map(str, (one.published, one.at_equal_rounds, one.at_equal_steps))]
+        for one in summary.claims
+    ]
+
+
+def summary_terminal(summary: Summary) -> Group:
+    """What a study comes to, for a terminal."""
+    drawn = ruled("Comparisons in which the paper's method is ahead of a baseline")
+    for name in _CLAIMS:
+        drawn.add_column(Text(name), overflow="fold")
+    for line in _claims(summary):
+        drawn.add_row(*map(Text, line))
+    return Group(*map(Text, summary.lines()), *([drawn] if summary.claims else []), *map(Text, summary.reversals()))
+
+
+def summary_markdown(summary: Summary) -> str:
+    """What a study comes to, in Markdown: counts, a table of claims, and a list of what is the other way round."""
+    parts = [" ".join(map(_markdown_text, summary.lines()))]
+    if summary.claims:
+        lines = [_line(_CLAIMS), _line([":---"] * len(_CLAIMS))]
+        parts.append("\n".join([*lines, *(_line([*map(_markdown_text, line)]) for line in _claims(summary))]))
+    if summary.reversals():
+        parts.append("\n".join(f"- {_markdown_text(said)}" for said in summary.reversals()))
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
 # CSV
 
 
@@ -447,6 +517,7 @@ def csv_text(tables: Sequence[ResultTable]) -> str:
                     cell.verdict.value,
                     _plain(test.t_test if test else None),
                     _plain(cell.probability),
+                    _plain(test.wilcoxon if test else None),
                     "; ".join((*cell.notes, *cell.paper_notes)),
                     ";".join(path.name for path in cell.ours.runs),
                 ]
@@ -456,7 +527,7 @@ def csv_text(tables: Sequence[ResultTable]) -> str:
 
 _CSV = (
     *("value", "statistic", "mean", "std", "seeds", "published_mean", "published_std"),
-    *("difference", "mark", "p", "p_corrected", "notes", "runs"),
+    *("difference", "mark", "p", "p_corrected", "p_wilcoxon", "notes", "runs"),
 )
 
 

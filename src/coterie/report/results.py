@@ -10,14 +10,17 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from itertools import product
 from math import hypot
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
+from coterie.lab.campaign import Results
 from coterie.lab.folder import StoredRun
 from coterie.lab.statistics import Estimate, PairedTest, Statistic, estimate, holm, over_clients, paired, statistic
+from coterie.lab.study import Study, TableSpec
 
 __all__ = [
     "METHOD",
     "SIGNIFICANT",
+    "Claim",
     "Findings",
     "Labels",
     "Ordering",
@@ -25,9 +28,13 @@ __all__ = [
     "ResultCell",
     "ResultTable",
     "Summary",
+    "Tally",
     "Verdict",
     "orderings",
+    "own_methods",
     "result_table",
+    "study_summary",
+    "study_tables",
     "summarised",
 ]
 
@@ -43,22 +50,6 @@ SIGNIFICANT = 0.05
 _DEVIATIONS = 2.0
 _POINTS = 1.5
 """How far, in deviations or in points of a percentage, a number may be from the paper's and still reproduce it."""
-
-
-class TableSpec(Protocol):
-    """What a study says of a table; see `coterie.lab.study`."""
-
-    title: str
-    values: Mapping[str, str]
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    percent: bool
-    better: Literal["higher", "lower", ""]
-    reference: Mapping[str, str]
-    digits: int
-    published: Mapping[str, Sequence[float]]
-    incomparable: Mapping[str, str]
-    scaled: Mapping[str, str]
 
 
 class Verdict(StrEnum):
@@ -134,8 +125,10 @@ class ResultTable:
     column_axes: tuple[str, ...]
     rows: tuple[Labels, ...]
     columns: tuple[Labels, ...]
+    hidden: tuple[Labels, ...]
+    """Columns that are not shown: nothing in them was run, and the paper has nothing there."""
     cells: Mapping[tuple[Labels, Labels], ResultCell]
-    """By labels of row and column."""
+    """By labels of row and column, with those of hidden ones."""
     values: Mapping[str, Statistic]
     percent: bool
     digits: int
@@ -156,10 +149,8 @@ class ResultTable:
         return f"within {_DEVIATIONS:g} standard deviations or {f'{_POINTS:g} points' if self.percent else 'rounding'}"
 
     def __iter__(self) -> Iterator[ResultCell]:
-        """The cells, row by row."""
-        for row in self.rows:
-            for column in self.columns:
-                yield self.cells[row, column]
+        """All cells, in the order of the study."""
+        return iter(self.cells.values())
 
 
 @dataclass(frozen=True)
@@ -175,6 +166,12 @@ class Findings:
     left_out: Mapping[Labels, str] = field(default_factory=dict)
     """Cells that the study does not run, and why."""
 
+    @classmethod
+    def of(cls, results: Results) -> "Findings":
+        """What there is for a study, from its results."""
+        axes = {axis: tuple(entries) for axis, entries in results.study.axes.items()}
+        return cls(axes, results.runs, results.seeds, results.skipped)
+
     def places(self) -> Iterator[dict[str, str]]:
         """Every combination of labels."""
         for labels in product(*self.axes.values()):
@@ -186,6 +183,12 @@ class Findings:
         return {label: self.runs[labels] for label, labels in places.items() if labels in self.runs}
 
 
+def study_tables(results: Results, pairs: Literal["seeds", "clients"] = "seeds") -> list[ResultTable]:
+    """All tables of a study."""
+    findings = Findings.of(results)
+    return [result_table(spec, findings, pairs) for spec in results.study.tables]
+
+
 def result_table(spec: TableSpec, findings: Findings, pairs: Literal["seeds", "clients"] = "seeds") -> ResultTable:
     """A table of a study. Tests against the reference pair seeds, or clients under the same seed."""
     values = _statistics(spec)
@@ -193,17 +196,19 @@ def result_table(spec: TableSpec, findings: Findings, pairs: Literal["seeds", "c
     cells = _tested(spec, findings, _marked(spec, cells), values, pairs)
     row_axes, column_axes = _shown_axes(spec, findings.axes)
     placed = {(_position(cell, row_axes), _position(cell, column_axes)): cell for cell in cells}
-    # Rows and columns that only have what was left out on purpose are no part of the table.
-    asked = [key for key, cell in placed.items() if cell.published or cell.verdict is not Verdict.LEFT_OUT]
-    rows, columns = {row for row, _ in asked}, {column for _, column in asked}
-    placed = {(row, column): cell for (row, column), cell in placed.items() if row in rows and column in columns}
+    rows = {row for (row, _), cell in placed.items() if _asked(cell)}
+    columns = {column for (_, column), cell in placed.items() if _asked(cell)}
+    # Width is scarce: columns without a number are only named, unless there is none anywhere.
+    filled = {column for (_, column), cell in placed.items() if _filled(cell)} or columns
+    by_column = _order(findings, values, column_axes)
     return ResultTable(
         title=spec.title,
         axes=tuple(findings.axes),
         row_axes=row_axes,
         column_axes=column_axes,
         rows=tuple(sorted(rows, key=_order(findings, values, row_axes))),
-        columns=tuple(sorted(columns, key=_order(findings, values, column_axes))),
+        columns=tuple(sorted(filled, key=by_column)),
+        hidden=tuple(sorted(columns - filled, key=by_column)),
         cells=placed,
         values=values,
         percent=spec.percent,
@@ -213,6 +218,16 @@ def result_table(spec: TableSpec, findings: Findings, pairs: Literal["seeds", "c
         comparisons=sum(cell.probability is not None for cell in cells),
         pairs=pairs,
     )
+
+
+def _asked(cell: ResultCell) -> bool:
+    """Whether a cell is part of its study: there is a number to be run or in the paper."""
+    return bool(cell.published) or cell.verdict is not Verdict.LEFT_OUT
+
+
+def _filled(cell: ResultCell) -> bool:
+    """Whether a cell shows a number, ours or the paper's."""
+    return bool(cell.published) or cell.verdict not in (Verdict.NOT_RUN, Verdict.LEFT_OUT)
 
 
 def _statistics(spec: TableSpec) -> dict[str, Statistic]:
@@ -370,6 +385,7 @@ def _tested(
 class Ordering:
     """Whether the paper's method is ahead of a baseline in one place."""
 
+    table: str
     place: Labels
     """The labels of the other axes."""
     value: str
@@ -383,11 +399,6 @@ class Ordering:
     """In our runs, where no method had taken more local steps than another."""
     probabilities: tuple[float | None, float | None] = (None, None)
     """Of paired t-tests over seeds, at equal rounds and at equal steps, corrected for all orderings of the table."""
-
-    @property
-    def ahead(self) -> tuple[bool | None, bool | None]:
-        """In our runs, at equal rounds and at equal steps."""
-        return self.at_equal_rounds, self.at_equal_steps
 
 
 def orderings(spec: TableSpec, findings: Findings, own: Sequence[str]) -> list[Ordering]:
@@ -421,7 +432,7 @@ def orderings(spec: TableSpec, findings: Findings, own: Sequence[str]) -> list[O
                 paper = sign * (printed[0][0] - printed[1][0]) > 0 if printed[0] and printed[1] else None
                 rounds, steps = (_ahead(at, method, baseline, sign) for at in (at_rounds, at_steps))
                 if paper is not None or rounds[0] is not None:
-                    found.append(Ordering(others, value, method, baseline, paper, rounds[0], steps[0]))
+                    found.append(Ordering(spec.title, others, value, method, baseline, paper, rounds[0], steps[0]))
                     raw.append((rounds[1], steps[1]))
     return _corrected(found, raw)
 
@@ -441,7 +452,33 @@ def _corrected(found: Sequence[Ordering], raw: Sequence[tuple[float | None, floa
     return [replace(one, probabilities=(rounds, steps)) for one, rounds, steps in zip(found, *columns, strict=True)]
 
 
-_VIEWS = ("at equal rounds", "at equal steps")
+@dataclass(frozen=True)
+class Tally:
+    """How often a method is ahead of its baselines."""
+
+    ahead: int
+    of: int
+    clearly: int | None = None
+    """How often by more than chance; nothing if there were too few seeds to test."""
+    clearly_behind: int | None = None
+
+    def __str__(self) -> str:
+        if not self.of:
+            return "–"
+        tested = "" if self.clearly is None else f" (clearly {self.clearly}, clearly behind {self.clearly_behind})"
+        return f"{self.ahead} of {self.of}{tested}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Whether one of the paper's methods is ahead of its baselines, by one value of a table."""
+
+    table: str
+    value: str
+    method: str
+    published: Tally
+    at_equal_rounds: Tally
+    at_equal_steps: Tally
 
 
 @dataclass(frozen=True)
@@ -460,47 +497,50 @@ class Summary:
         """How many numbers the paper has."""
         return sum(self.verdicts.values())
 
+    @property
+    def claims(self) -> list[Claim]:
+        """The orderings, counted by value and method."""
+        groups: dict[tuple[str, str, str], list[Ordering]] = {}
+        for one in self.orderings:
+            groups.setdefault((one.table, one.value, one.method), []).append(one)
+        return [
+            Claim(
+                *key,
+                _tally([(one.published, None) for one in group]),
+                _tally([(one.at_equal_rounds, one.probabilities[0]) for one in group]),
+                _tally([(one.at_equal_steps, one.probabilities[1]) for one in group]),
+            )
+            for key, group in groups.items()
+        ]
+
     def lines(self) -> list[str]:
-        """The summary in sentences."""
+        """What became of the published numbers, in sentences."""
         said = []
         if self.published:
             counts = ", ".join(f"{count} {_WORDS[verdict]}" for verdict, count in self.verdicts.items() if count)
             said.append(f"{self.published} published numbers: {counts}.")
         if self.unpublished_not_run:
             said.append(f"{self.unpublished_not_run} further cells were not run.")
-        for method in dict.fromkeys(one.method for one in self.orderings):
-            said.append(self._of_method(method))
         return said
 
     def reversals(self) -> list[str]:
         """Where the paper has its method ahead and our runs have the baseline ahead or level."""
         said = []
         for one in self.orderings:
-            at = [words for words, ahead in zip(_VIEWS, one.ahead, strict=True) if ahead is False]
+            ours = {"at equal rounds": one.at_equal_rounds, "at equal steps": one.at_equal_steps}
+            at = [words for words, ahead in ours.items() if ahead is False]
             if one.published and at:
                 where = "/".join((*one.place, one.value))
                 said.append(f"{where}: {one.method} is not ahead of {one.baseline} {' and '.join(at)}")
         return said
 
-    def _of_method(self, method: str) -> str:
-        mine = [one for one in self.orderings if one.method == method]
-        parts = []
-        printed = [one.published for one in mine if one.published is not None]
-        if printed:
-            parts.append(f"in {sum(printed)} of {len(printed)} comparisons of the paper")
-        for side, words in enumerate(_VIEWS):
-            ahead = [one.ahead[side] for one in mine]
-            known = [
-                (state, one.probabilities[side]) for state, one in zip(ahead, mine, strict=True) if state is not None
-            ]
-            if known:
-                clear = sum(bool(state) and p is not None and p < SIGNIFICANT for state, p in known)
-                lost = sum(not state and p is not None and p < SIGNIFICANT for state, p in known)
-                tested = (
-                    f" (clearly in {clear}, clearly behind in {lost})" if any(p is not None for _, p in known) else ""
-                )
-                parts.append(f"in {sum(bool(state) for state, _ in known)} of {len(known)} of ours {words}{tested}")
-        return f"{method} is ahead of its baselines {', '.join(parts)}." if parts else f"{method}: nothing to compare."
+
+def _tally(states: Sequence[tuple[bool | None, float | None]]) -> Tally:
+    known = [(ahead, probability) for ahead, probability in states if ahead is not None]
+    clear = [ahead for ahead, probability in known if probability is not None and probability < SIGNIFICANT]
+    tested = any(probability is not None for _, probability in known)
+    counts = (sum(clear), len(clear) - sum(clear)) if tested else (None, None)
+    return Tally(sum(ahead for ahead, _ in known), len(known), *counts)
 
 
 _WORDS = {
@@ -515,8 +555,22 @@ _WORDS = {
 """What can become of a published number."""
 
 
+def own_methods(study: Study) -> tuple[str, ...]:
+    """The labels of the methods that are the paper's own: those named like it, such as `flis-dc` of `flis`."""
+    named = {label: str(options.get("method", "")) for label, options in study.axes[METHOD].items()}
+    paper = study.paper
+    return tuple(label for label, name in named.items() if paper and (name == paper or name.startswith(f"{paper}-")))
+
+
+def study_summary(results: Results) -> Summary:
+    """What a study comes to: its numbers beside the paper's, and whether the paper's methods are ahead."""
+    findings, own = Findings.of(results), own_methods(results.study)
+    found = [one for spec in results.study.tables for one in orderings(spec, findings, own)]
+    return summarised(results.study.name, study_tables(results), found)
+
+
 def summarised(name: str, tables: Sequence[ResultTable], found: Sequence[Ordering] = ()) -> Summary:
-    """What the tables of a study come to."""
+    """What tables come to."""
     cells = [cell for table in tables for cell in table]
     verdicts = Counter(cell.verdict for cell in cells if cell.published)
     idle = sum(cell.verdict is Verdict.NOT_RUN for cell in cells if not cell.published)

@@ -109,7 +109,9 @@ class _Judging(_Request):
         else:
             places = [own for one in asked for own in one.places]
         found = inner.judge(Questions(self.questions.pool, Models.cat([one.models for one in asked]), places))
-        return [part.transpose(0, 1) for (part,) in _split(group, found.transpose(0, 1))]
+        # Behind the last sample of a run's longest question there is what only others have asked.
+        parts = _split(group, found.transpose(0, 1))
+        return [part.transpose(0, 1)[..., : one.longest] for one, (part,) in zip(asked, parts, strict=True)]
 
 
 @dataclass(eq=False, kw_only=True)
