@@ -60,7 +60,7 @@ def names_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return names
 
 
-_NO_DIFFERENCE = WITHOUT_EFFECT | {"format", "seed", "data.labels"}
+_NO_DIFFERENCE = WITHOUT_EFFECT | {"format", "seed", "data.labels", "scoring.insights"}
 
 
 def _flat(table: Mapping[str, Any]) -> dict[str, Any]:
