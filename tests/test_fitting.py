@@ -33,7 +33,7 @@ def without_time(thing):
 
 
 def figures(result):
-    return without_time([result.summary, result.rounds, result.clients, result.groups])
+    return without_time([result.summary, result.rounds, result.clients, result.groups, result.insights])
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ RESUMED = {
 @pytest.mark.parametrize("at", [1, 3, 5])
 def test_a_resumed_run_ends_like_an_unbroken_one(name, at):
     made = methods.make(name, rounds=5, participation=0.6, **RESUMED[name])
-    scoring = Scoring(views=("served", "last"), evaluate_every=2)
+    scoring = Scoring(views=("served", "last"), evaluate_every=2, insights=True)
     keeper = Keeper()
     whole = made.fit(federation(server_samples=10), scoring=scoring, observers=[keeper])
     resumed = made.fit(federation(server_samples=10), scoring=scoring, resume=keeper.checkpoints[at])

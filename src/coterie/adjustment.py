@@ -25,7 +25,7 @@ from coterie.training import LocalTraining
 from coterie.weights import Models
 from coterie.wire import state
 
-__all__ = ["Pace", "adjusted", "begin", "grown", "more_epochs", "observed", "rises", "train_for"]
+__all__ = ["Pace", "adjusted", "begin", "grown", "insight", "more_epochs", "observed", "rises", "train_for"]
 
 _ROUNDING = 1e-6
 """Losses that differ by a smaller part are equal: clients with the same data sum it up in different orders."""
@@ -113,6 +113,12 @@ def more_epochs(
 def rises(pace: Pace) -> bool:
     """Whether cumulative losses differ more after this round than after the one before: the paper's sign to stop."""
     return len(pace.variances) > 1 and pace.variances[-1] > pace.variances[-2]
+
+
+def insight(pace: Pace) -> dict[str, Any]:
+    """Epochs and cumulative losses, [client], and the variance of these after each round so far."""
+    losses = torch.where(pace.taken > 0, _cumulative(pace), torch.nan)
+    return {"epochs": pace.epochs, "cumulative_loss": losses, "loss_variance": pace.variances}
 
 
 @program

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from coterie.errors import SettingsError
 
-__all__ = ["as_array", "as_counts", "as_square"]
+__all__ = ["as_array", "as_counts", "as_square", "everywhere"]
 
 
 def as_array(name: str, value: Any, *axes: int) -> np.ndarray:
@@ -50,3 +50,11 @@ def as_square(name: str, value: Any, symmetric: bool = False) -> np.ndarray:
             raise SettingsError(f"{name}: not symmetric, [{row}, {column}] and [{column}, {row}] differ")
         array = (array + array.T) / 2
     return array
+
+
+def everywhere(matrix: Any, clients: Any, count: int) -> np.ndarray:
+    """What is known of every pair of some clients, as a matrix of so many [client, client]; NaN for all others."""
+    matrix = matrix.detach().cpu().numpy() if isinstance(matrix, Tensor) else np.asarray(matrix)
+    whole = np.full((count, count), np.nan)
+    whole[np.ix_(clients, clients)] = matrix
+    return whole

@@ -32,7 +32,7 @@ RUNS = Path("runs")
 """Where runs go if nobody says where."""
 
 
-def _flag(name: str, text: str, group: str = "Output", **more: Any) -> Any:
+def _flag(name: str | list[str], text: str, group: str = "Output", **more: Any) -> Any:
     return Parameter(name=name, negative="", help=text, group=GROUPS[group], show_default=False, **more)
 
 
@@ -69,6 +69,7 @@ def _app(arguments: Sequence[str]) -> App:
     comparing = command(_compare, world + methods_options(world), [_METHODS])
     app.command(comparing, name="compare", usage="Usage: coterie compare METHOD... [OPTIONS]", group=_DO, sort_key=2)
     app.command(show, usage="Usage: coterie show RUN... [OPTIONS]", group=_DO, sort_key=3)
+    app.command(report, usage="Usage: coterie report RUN... [OPTIONS]", group=_DO, sort_key=3.5)
     app.command(command(_split, split, [_SPLIT]), name="split", group=_DO, sort_key=4)
     app.command(deploy_app(world, _DO, 5))
     for place, function in enumerate((show_methods, show_data, show_splits, show_nets)):
@@ -334,6 +335,32 @@ def _print_runs(finished: Sequence[StoredRun]) -> None:
     rows = compared(summaries, names_apart([run.settings for run in finished]))
     width = console.width if console.is_terminal else None
     print_table(comparison_table(rows, f"{len(summaries)} runs", width))
+
+
+def report(
+    *runs: Annotated[Path, Parameter(help="Run folders, or folders that hold some, such as `runs`.", json_list=False)],
+    out: Annotated[Path, _flag(["--out", "-o"], "File of the page; an older page is replaced. [report.html]")] = Path(
+        "report.html"
+    ),
+    title: Annotated[str | None, _flag("--title", "What stands at its head.")] = None,
+) -> None:
+    """Write one page about runs: table, figures, cost, settings, and what each client gained.
+
+    It needs no network, and can be sent to others. More figures are there for runs that were made with `--insights`.
+    """
+    from coterie.report.page import is_page
+    from coterie.report.runs import write_report
+
+    if not runs:
+        raise SettingsError("no runs: name run folders, or folders that hold some")
+    if out.is_dir() or (out.exists() and not is_page(out)):
+        raise SettingsError(f"out={out}: is there already and no page of ours; choose another file")
+    stored = [StoredRun.read(folder) for path in runs for folder in _run_folders(path)]
+    try:
+        write_report(out, title or ", ".join(dict.fromkeys(path.absolute().name for path in runs)), stored)
+    except OSError as error:
+        raise SettingsError(f"out={out}: cannot be written ({error.strerror})") from error
+    tell("look at", out)
 
 
 def _run_folders(path: Path) -> list[Path]:

@@ -1,11 +1,12 @@
 """The course of a run: rounds, scoring, records, checkpoints."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
+from torch import Tensor
 
 from coterie.agreement import agreement
 from coterie.errors import SettingsError
@@ -32,6 +33,7 @@ class Checkpoint:
     seconds: float
     rounds: list[Record] = field(default_factory=list)
     groups: list[Record] = field(default_factory=list)
+    insights: list[Record] = field(default_factory=list)
 
 
 class Observer(Protocol):
@@ -58,6 +60,8 @@ class Result:
     """One record per client."""
     groups: list[Record]
     """Who was grouped with whom, each time that changed."""
+    insights: list[Record]
+    """What the method found out, a record per evaluated round, if that was asked for."""
     state: Any
     """The method's last state."""
     served: Served
@@ -97,9 +101,10 @@ def fit(
         fed.commit()
         rounds: list[Record] = []
         groups: list[Record] = []
+        insights: list[Record] = []
     else:
         fed.restore(resume.federation)
-        state, rounds, groups = resume.state, resume.rounds, resume.groups
+        state, rounds, groups, insights = resume.state, resume.rounds, resume.groups, resume.insights
         started -= resume.seconds
     scores, served = None, None
     for number in range(fed.round + 1, method.rounds + 1):
@@ -114,7 +119,10 @@ def fit(
             change = change if served.index is not None else _group_change(number, scores.groups, groups)
             record = _round_record(fed, scores, time.perf_counter() - started)
             rounds.append(record)
-        checkpoint = Checkpoint(state, fed.checkpoint(), time.perf_counter() - started, rounds, groups)
+            if scoring.insights:
+                with fed.method_at_work():
+                    insights.append({"round": number} | _plain(method.insight(fed, state)))
+        checkpoint = Checkpoint(state, fed.checkpoint(), time.perf_counter() - started, rounds, groups, insights)
         for observer in observers:
             observer.round_done(checkpoint, record, change)
         del checkpoint  # what clients keep is copied for it only if an observer holds on to it
@@ -126,8 +134,8 @@ def fit(
     sizes = fed.sizes.tolist()
     clients = [_client_record(fed, sizes, scores, row, truth) for row in range(len(scores.clients))]
     summary = _summary(method, fed, rounds, groups, scores, truth, describe or {})
-    result = Result(summary, rounds, clients, groups, state, served)
-    last = Checkpoint(state, fed.checkpoint(), time.perf_counter() - started, rounds, groups)
+    result = Result(summary, rounds, clients, groups, insights, state, served)
+    last = Checkpoint(state, fed.checkpoint(), time.perf_counter() - started, rounds, groups, insights)
     for observer in observers:
         observer.run_done(last, result)
     return result
@@ -181,6 +189,19 @@ def _client_record(
 
 def _number(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
+
+
+def _plain(value: Any) -> Any:
+    """Arrays as nested lists, numbers to six digits, and nothing for what is no number."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if np.isfinite(value) else None
+    return value
 
 
 def _summary(

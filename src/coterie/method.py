@@ -1,7 +1,7 @@
 """What a method is: the server's side of a protocol, as pure functions over a small state."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
@@ -71,6 +71,14 @@ class Method(LocalTraining, ABC):
     @abstractmethod
     def serve(self, fed: Federation, state: Any) -> Served:
         """What each client predicts with."""
+
+    def insight(self, fed: Federation, state: Any) -> Mapping[str, Any]:
+        """What figures of the method show of its inside after a round, by name: arrays with the client as first axis.
+
+        It is asked for only with `Scoring.insights`. What clients keep from the server is shown in simulations alone:
+        there a `fed.shortcut` may look at it.
+        """
+        return {}
 
     def fit(self, fed: Federation, **options: Any) -> "Result":
         """Run all rounds on a federation; see `coterie.fitting.fit` for the options."""

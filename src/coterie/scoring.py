@@ -47,6 +47,10 @@ class Scoring:
     top: Literal[1, 5] = 1
     """A prediction is right if the label is the likeliest class (1), or among the five likeliest."""
 
+    insights: bool = False
+    """Whether what a method has found out (distances, clusters, opinions ...) is recorded with every evaluation, for
+    figures. It changes no result."""
+
     def __post_init__(self) -> None:
         if self.evaluate_every < 1:
             raise SettingsError(f"evaluate_every={self.evaluate_every}: at least 1")

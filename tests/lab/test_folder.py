@@ -28,6 +28,7 @@ VARIANTS = {
     "schedule": ("fedprox", {"schedule": "cosine", "mu": 0.1}),
     "all views": ("fedavg", {"views": ("served", "adapted", "last"), "global_test": True}),
     "late": ("fedavg", {"arrivals": "1:3,2:6"}),
+    "insights": ("autocfl", {"insights": True, "evaluate_every": 2}),
     "a net with buffers": ("fedavg", {"net": "coterie_test_nets:normed"}),
 }
 

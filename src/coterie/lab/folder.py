@@ -3,6 +3,7 @@
 settings.toml   everything that decides the run
 rounds.jsonl    one line per evaluated round, appended as it goes
 groups.jsonl    who was grouped with whom, a line each time that changed
+insights.jsonl  what the method found out, a line per evaluated round, if that was asked for
 clients.jsonl   one line per client, at the end
 summary.json    the last and the best round, at the end
 state/          the newest checkpoint
@@ -15,7 +16,7 @@ import os
 import shutil
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ class StoredRun:
     rounds: list[Record]
     clients: list[Record]
     groups: list[Record]
+    insights: list[Record] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path) -> "StoredRun":
@@ -78,6 +80,7 @@ class StoredRun:
             read_lines(path / "rounds.jsonl"),
             read_lines(path / "clients.jsonl"),
             read_lines(path / "groups.jsonl"),
+            read_lines(path / "insights.jsonl"),
         )
 
 
@@ -164,30 +167,35 @@ class RunFolder:
             )
         (self.path / "state").mkdir(exist_ok=True)
         if not self._state.is_file():
-            self._rewrite([], [])
+            self._rewrite({name: [] for name in _written(stored)})
             return None
         try:
             content = wire.read(self._state, {net.name: net})
         except CoterieError as error:
             raise DataError(f"{error}; without this file the run starts over") from error
         last = content["federation"]["round"]
-        rounds = [record for record in stored.rounds if record["round"] <= last]
-        groups = [record for record in stored.groups if record["round"] <= last]
-        self._rewrite(rounds, groups)
+        kept = {
+            name: [record for record in records if record["round"] <= last]
+            for name, records in _written(stored).items()
+        }
+        self._rewrite(kept)
         try:
             seconds = json.loads(self._clock.read_text(encoding="utf-8"))["seconds"]
         except (OSError, ValueError, KeyError):
             seconds = 0.0
-        return Checkpoint(content["state"], content["federation"], seconds, rounds, groups)
+        return Checkpoint(content["state"], content["federation"], seconds, **kept)
 
-    def _rewrite(self, rounds: Iterable[Record], groups: Iterable[Record]) -> None:
+    def _rewrite(self, records: Mapping[str, Iterable[Record]]) -> None:
         """Drop lines of rounds that are not in the checkpoint: they will be run again, and written again."""
-        write_whole(self.path / "rounds.jsonl", _lines(rounds))
-        write_whole(self.path / "groups.jsonl", _lines(groups))
+        for name, lines in records.items():
+            path = self.path / f"{name}.jsonl"
+            if path.exists() or name != "insights":
+                write_whole(path, _lines(lines))
 
     def round_done(self, checkpoint: Checkpoint, record: Record | None, groups: Record | None) -> None:
         """Append what is new, and save a checkpoint: after every round if told, else unless it takes too much time."""
-        for name, line in (("rounds.jsonl", record), ("groups.jsonl", groups)):
+        insight = checkpoint.insights[-1] if record is not None and checkpoint.insights else None
+        for name, line in (("rounds.jsonl", record), ("groups.jsonl", groups), ("insights.jsonl", insight)):
             if line is not None:
                 with (self.path / name).open("a", encoding="utf-8") as file:
                     file.write(_lines([line]))
@@ -243,6 +251,11 @@ def read_lines(path: Path) -> list[Record]:
                 break
             raise DataError(f"{path}: line {number + 1} is damaged ({error})") from error
     return records
+
+
+def _written(stored: StoredRun) -> dict[str, list[Record]]:
+    """The records that are written as a run goes, by the name of their file."""
+    return {"rounds": stored.rounds, "groups": stored.groups, "insights": stored.insights}
 
 
 def _read_summary(path: Path) -> Record | None:

@@ -28,8 +28,9 @@ Where the paper is open or wrong:
   cluster whose mean last layer is nearest to its own. So does one that was away when clients were clustered.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ from torch import Tensor
 
 from coterie import adjustment, evidence, grouping
 from coterie.adjustment import Pace, train_for
+from coterie.arrays import everywhere
 from coterie.clusters import Clusters
 from coterie.errors import SettingsError
 from coterie.federation import Federation, Replies
@@ -59,6 +61,10 @@ class State:
     """The model from which clients trained when they were clustered."""
     heads: Tensor | None = None
     """The mean last layer of each cluster then, [cluster, p]."""
+    distance: Tensor | None = None
+    """M of the last round in which all trained from one model, between those that answered, for figures alone."""
+    compared: Tensor | None = None
+    """Who these are, [client]."""
 
 
 @method("autocfl")
@@ -127,14 +133,15 @@ class AutoCFL(Method):
         """All clients train from one model; they are clustered, or their epochs adjusted."""
         replies = self._train(fed, fed.clients, model, pace.epochs[fed.clients])
         pace = adjustment.observed(pace, replies.clients, replies.loss)
+        distance = evidence.weight_distance(replies.model, layer="last")
+        seen = torch.from_numpy(distance), torch.from_numpy(replies.clients)
         if self._ready(fed.round, pace):
-            distance = evidence.weight_distance(replies.model, layer="last")
             found = grouping.vote(distance, replies.samples, weighted=self.weighted, guard=self.guard)
             clusters = Clusters.found(fed, replies, found)
-            return State(pace, clusters, model, clusters.models.part("head"))
+            return State(pace, clusters, model, clusters.models.part("head"), *seen)
         if self.adjust:
             pace = adjustment.adjusted(pace, fed.sizes, self.growth, self.capped)
-        return State(pace, Clusters.one(replies.average(), fed))
+        return State(pace, Clusters.one(replies.average(), fed), None, None, *seen)
 
     def _ready(self, number: int, pace: Pace) -> bool:
         if self.stop == "round":
@@ -159,3 +166,10 @@ class AutoCFL(Method):
     def serve(self, fed: Federation, state: State) -> Served:
         """The model of each client's cluster; one that has none yet gets the model from before there were clusters."""
         return state.clusters.serve(fed, otherwise=state.origin)
+
+    def insight(self, fed: Federation, state: State) -> Mapping[str, Any]:
+        """The distances of last layers, and what adjusting epochs rests on."""
+        found: dict[str, Any] = (
+            {} if state.distance is None else {"distance": everywhere(state.distance, state.compared, len(fed.names))}
+        )
+        return found | adjustment.insight(state.pace) | {"clusters": state.clusters.of(fed)}

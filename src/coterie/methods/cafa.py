@@ -24,9 +24,9 @@ Where the paper is open:
 - Clients that come late are asked for their histogram, and all are clustered again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ from coterie import evidence, grouping, mixing, sampling, serving
 from coterie.clients import Clients
 from coterie.errors import NoAnswerError, SettingsError
 from coterie.federation import Federation, Replies
-from coterie.grouping import Grouping
+from coterie.grouping import Grouping, Silhouette
 from coterie.letters import Letter
 from coterie.method import Method, method
 from coterie.programs import Outputs, evaluate, label_histogram, program, train
@@ -60,6 +60,10 @@ class State:
     """Each client's cluster, [client]; -1 for those that are in none yet."""
     iid: Tensor
     """Whether a client is in the largest cluster, which passes for IID, [client]."""
+    silhouettes: tuple[float, ...] = ()
+    """The mean silhouette for 2, 3 ... clusters, if it has decided, for figures alone."""
+    weights: Tensor | None = None
+    """What each client counted for in the last round, [client], for figures alone."""
 
 
 @method("cafa")
@@ -93,26 +97,30 @@ class CAFA(Method):
             state = self._classified(fed, state)
         replies = self._trained(fed, state, self._cohort(fed, state))
         weights = mixing.cafa_weights(self._cluster_sizes(state, replies), *self._judged(fed, replies))
-        return replace(state, model=(weights @ replies.model)[0])  # Eq. 11
+        counted = torch.zeros(len(fed.names), dtype=torch.float64)
+        counted[replies.clients] = weights[0]
+        return replace(state, model=(weights @ replies.model)[0], weights=counted)  # Eq. 11
 
     def _classified(self, fed: Federation, state: State) -> State:
         """CBCC: everybody's cluster, anew if somebody is new (Section III-A)."""
         more = len(fed.names) - len(state.counts)
         counts = F.pad(state.counts, (0, 0, 0, more)).clone()
         labels, iid = F.pad(state.labels, (0, more), value=-1).clone(), F.pad(state.iid, (0, more)).clone()
+        silhouettes = state.silhouettes
         new = fed.clients[(labels[fed.clients] < 0).numpy()]
         if len(new):
             try:
                 replies = fed.run(label_histogram, new)
             except NoAnswerError:  # they are asked again in the next round; the others can do without them
-                return State(state.model, counts, labels, iid)
+                return replace(state, counts=counts, labels=labels, iid=iid)
             counts[replies.clients] = replies.label_histogram.cpu()
             known = counts.sum(dim=1) > 0
             shares = evidence.label_shares(counts[known])
             found = self._clusters(shares, fed.seed)
+            silhouettes = tuple(found.scores.values()) if isinstance(found, Silhouette) else ()
             labels[known] = torch.from_numpy(found.labels)
             iid[known] = torch.from_numpy(grouping.largest_group(found.labels, shares).matrix[0])
-        return State(state.model, counts, labels, iid)
+        return replace(state, counts=counts, labels=labels, iid=iid, silhouettes=silhouettes)
 
     def _clusters(self, shares: np.ndarray, seed: int) -> Grouping:
         if self.clusters is None:
@@ -164,6 +172,16 @@ class CAFA(Method):
     def serve(self, fed: Federation, state: State) -> Served:
         """The one model."""
         return serving.one(state.model, len(fed.names))
+
+    def insight(self, fed: Federation, state: State) -> Mapping[str, Any]:
+        """What clusters rest on, and what clients counted for."""
+        found: dict[str, Any] = {} if state.weights is None else {"weights": state.weights}
+        if self.stages != "abfa":
+            known = state.counts.sum(dim=1, keepdim=True)
+            found |= {"label_shares": state.counts / known, "clusters": state.labels, "iid": state.iid}
+        if state.silhouettes:
+            found["silhouette"] = list(enumerate(state.silhouettes, start=2))
+        return found
 
 
 @program(letters=True)

@@ -28,7 +28,8 @@ gives away its trained model, and with `labels` how many samples of each label i
 groups were made is sent all models, chooses the one that fits its validation data best, and joins that group.
 """
 
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -262,3 +263,9 @@ class Compose(Method):
     def serve(self, fed: Federation, state: State) -> Served:
         """To each client its group's model."""
         return serving.each(state.models, state.home.clamp(min=0))
+
+    def insight(self, fed: Federation, state: State) -> Mapping[str, Any]:
+        """Whose models each client's is mixed of, if all take part."""
+        weights = state.weights * fed.sizes[: state.weights.shape[1]] if self.mixing == "samples" else state.weights
+        mixed = (weights / weights.sum(dim=1, keepdim=True))[state.home.clamp(min=0)]
+        return {"mixing": torch.where((state.home < 0)[:, None], torch.nan, mixed)}

@@ -24,8 +24,9 @@ cluster. HC cuts an average-linkage tree of 1 - A at 1 - beta, where the code us
 from which nobody takes part keeps its model. Clients that come later choose the cluster that fits their data best.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -33,6 +34,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from coterie import evidence, grouping, mixing, serving
+from coterie.arrays import everywhere
 from coterie.clients import Clients
 from coterie.errors import SettingsError
 from coterie.federation import Federation
@@ -93,9 +95,15 @@ class FLIS(Method):
 
 @state
 class Clusters:
-    """The models of the newest clusters, [cluster]."""
+    """The models of the newest clusters, [cluster]; the rest is for figures alone."""
 
     models: Models
+    similarity: Tensor | None = None
+    """A of the last round, between those that answered."""
+    compared: Tensor | None = None
+    """Who these are, [client]."""
+    weights: Tensor | None = None
+    """What they count for in the clusters around each of them, [cluster, client]."""
 
 
 @method("flis-dc")
@@ -115,13 +123,22 @@ class FLISDC(FLIS):
         """Let the cohort train the clusters they choose, and form new ones around each of them."""
         cohort = fed.sample(self.participation)
         replies = fed.run(choose_and_train, cohort, shared=state.models, local=self.local, on=self.chosen_on)
-        groups = grouping.neighbourhoods(self.similarity(fed, replies.model), self.threshold)
-        groups = groups.distinct() if self.merge else groups
-        return Clusters(mixing.by_samples(replies.samples, groups) @ replies.model)
+        similarity = self.similarity(fed, replies.model)
+        around = grouping.neighbourhoods(similarity, self.threshold)
+        weights = mixing.by_samples(replies.samples, around.distinct() if self.merge else around)
+        seen = torch.from_numpy(similarity), torch.from_numpy(replies.clients)
+        return Clusters(weights @ replies.model, *seen, mixing.by_samples(replies.samples, around))
 
     def serve(self, fed: Federation, state: Clusters) -> Served:
         """To each client the cluster that fits its data best, whether it took part or not."""
         return serving.best_fit(state.models, on=self.select_on)
+
+    def insight(self, fed: Federation, state: Clusters) -> Mapping[str, Any]:
+        """How alike the models of the round are, and what the clusters around them are mixed of."""
+        if state.similarity is None:
+            return {}
+        found = {"similarity": state.similarity, "mixing": state.weights}
+        return {name: everywhere(matrix, state.compared, len(fed.names)) for name, matrix in found.items()}
 
 
 @state
@@ -130,6 +147,10 @@ class FixedClusters:
 
     models: Models
     labels: Tensor
+    similarity: Tensor | None = None
+    """A before the first round, between those that answered, for figures alone."""
+    compared: Tensor | None = None
+    """Who these are, [client]."""
 
 
 @method("flis-hc")
@@ -148,11 +169,12 @@ class FLISHC(FLIS):
         _ = fed.server
         model = fed.new_model()
         replies = fed.run(train, shared=model, local=self.local)
-        distance = 1 - self.similarity(fed, replies.model)
-        groups = grouping.linkage(distance, threshold=1 - self.threshold, method=self.linkage)
+        similarity = self.similarity(fed, replies.model)
+        groups = grouping.linkage(1 - similarity, threshold=1 - self.threshold, method=self.linkage)
         labels = torch.full((len(fed.names),), -1)
         labels[replies.clients] = torch.from_numpy(groups.labels)
-        return FixedClusters(model.expand(len(groups)), labels)
+        seen = torch.from_numpy(similarity), torch.from_numpy(replies.clients)
+        return FixedClusters(model.expand(len(groups)), labels, *seen)
 
     def round(self, fed: Federation, state: FixedClusters) -> FixedClusters:
         """FedAvg inside every cluster, among those of the cohort."""
@@ -160,9 +182,10 @@ class FLISHC(FLIS):
         cohort = fed.sample(self.participation)
         cohort = cohort[(labels[cohort] >= 0).numpy()]
         if not len(cohort):
-            return FixedClusters(state.models, labels)
+            return replace(state, labels=labels)
         replies = fed.run(train, cohort, each=state.models[labels[cohort]], local=self.local)
-        return FixedClusters(replies.average(by=labels[replies.clients], otherwise=state.models), labels)
+        models = replies.average(by=labels[replies.clients], otherwise=state.models)
+        return replace(state, models=models, labels=labels)
 
     def placed(self, fed: Federation, state: FixedClusters) -> Tensor:
         """The cluster of every client, after those that are new have chosen the best."""
@@ -176,6 +199,13 @@ class FLISHC(FLIS):
     def serve(self, fed: Federation, state: FixedClusters) -> Served:
         """To each client its cluster's model."""
         return serving.each(state.models, state.labels.clamp(min=0))
+
+    def insight(self, fed: Federation, state: FixedClusters) -> Mapping[str, Any]:
+        """How alike the models were that clusters were made of, and the clusters."""
+        found: dict[str, Any] = {"clusters": state.labels}
+        if state.similarity is not None:
+            found["similarity"] = everywhere(state.similarity, state.compared, len(fed.names))
+        return found
 
 
 @program

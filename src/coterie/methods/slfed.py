@@ -39,9 +39,9 @@ Eq. 16 keeps everybody when all uncertainties are equal. How opinions are stored
 model that is mixed is the one after local training, where the text also speaks of the last mixed one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import zip_longest
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -49,6 +49,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from coterie import mixing, serving, sharing, sums, trust
+from coterie.arrays import everywhere
 from coterie.clients import Clients
 from coterie.errors import SettingsError
 from coterie.federation import Federation, Replies
@@ -215,6 +216,23 @@ class SLFed(Method):
         """Each client's own mixed model."""
         return serving.kept("model")
 
+    def insight(self, fed: Federation, state: State) -> Mapping[str, Any]:
+        """What clients think of each other, and how they mix: in a simulation alone, as no server may see it."""
+        if fed.real:
+            return {}
+        held = fed.shortcut(show_opinions, names=tuple(fed.names))
+        everybody = held.uncertainty.cpu().numpy()
+        known = everybody < 1
+        opinions = np.stack([np.zeros_like(everybody), 1 - everybody, everybody], axis=-1)
+        with np.errstate(invalid="ignore"):
+            mean = np.where(known, everybody, 0).sum(axis=1) / known.sum(axis=1)
+        found = {"uncertainty": mean, "chosen": trust.trusted(opinions).sum(axis=1), "known": known.sum(axis=1)}
+        rows = {name: np.full(len(fed.names), np.nan) for name in found}
+        for name, values in found.items():
+            rows[name][held.clients] = values
+        mixed = mixing.personal(held.similarity[:, held.clients].cpu())
+        return {**rows, "mixing": everywhere(mixed, held.clients, len(fed.names))}
+
 
 def last_refresh(round: int, every: int) -> int:  # noqa: A002
     """The last round so far in which synthetic samples are made anew: 1, then three times `every` rounds later, and
@@ -229,9 +247,9 @@ def last_refresh(round: int, every: int) -> int:  # noqa: A002
 # What a client keeps about every other one, in float64: evidence, opinion, and notes within a round
 
 _EVIDENCE, _OPINION = slice(0, 2), slice(2, 5)
-_ALIKE, _SIGMA = 5, 6
+_ALIKE, _SIGMA, _HEARD = 5, 6, 7
 _UNSEEN = -1.0
-_STRANGER = np.array([1.0, 1.0, *trust.NOTHING, _UNSEEN, 0.0])
+_STRANGER = np.array([1.0, 1.0, *trust.NOTHING, _UNSEEN, 0.0, 1.0])
 
 _BLOCK = 32
 """Clients in a block: others may join in mid-run, but what is kept under a name may not change its shape."""
@@ -327,6 +345,7 @@ def choose(clients: Clients, names: Names, present: Names, store: trust.Store, r
         chosen = trust.trusted(opinions) & there
         chosen &= chosen.sum() > 1  # a sum of one model would be that model
         table[row, :, _SIGMA] = np.where(chosen, opinions[:, 0], 0)
+        table[row, :, _HEARD] = opinions[:, 2]
         if store == "persistent":
             table[row, :, _OPINION] = opinions
     _remember(clients, table)
@@ -336,6 +355,13 @@ def choose(clients: Clients, names: Names, present: Names, store: trust.Store, r
     for row, weights in enumerate(sigma):
         sums.ask(clients, row, names, weights)
     return {}
+
+
+@program
+def show_opinions(clients: Clients, names: Names) -> Outputs:
+    """How uncertain each client is of the others, and what they counted for in its model; for simulations alone."""
+    table = torch.from_numpy(_recall(clients, names))
+    return {"uncertainty": table[..., _HEARD], "similarity": table[..., _SIGMA]}
 
 
 @program

@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import tomli_w
-
 from coterie.lab.comparison import Entry
-from coterie.report import page
-from coterie.report.figures import clients_figure, curves_figure, split_figure
-from coterie.report.tables import Comparison, best_cells, compared, comparison_cells
-from coterie.settings import Settings
+from coterie.lab.folder import StoredRun
+from coterie.report import page, sections
+from coterie.report.figures import clients_figure, split_figure
+from coterie.report.tables import Comparison, compared
 
 __all__ = ["write_comparison"]
 
@@ -18,11 +16,13 @@ def write_comparison(path: Path, title: str, entries: Sequence[Entry]) -> list[C
     """Write the page of a comparison, and give its rows."""
     rows = compared([result.summary for _, result in entries])
     first, _ = entries[0]
-    world = first.world
-    curves = {row.name: [r.rounds for s, r in entries if s.method.name == row.name] for row in rows}
-    clients = {row.name: next(r.clients for s, r in entries if s.method.name == row.name) for row in rows}
-    population = world.population
-    header, cells = comparison_cells(rows)
+    world, population = first.world, first.world.population
+    runs: dict[str, list[StoredRun]] = {}
+    for settings, result in entries:
+        table = settings.resolved().table()
+        records = (result.summary, result.rounds, result.clients, result.groups, result.insights)
+        runs.setdefault(settings.method.name, []).append(StoredRun(path.parent, table, *records))
+    runs = {name: runs[name] for row in rows if (name := row.name.removesuffix(" (reads test data)"))}
     seeds = f"{rows[0].seeds} seeds, mean ± standard deviation" if rows[0].seeds > 1 else "one seed"
     split = split_figure(population.label_counts(), population.labels, population.names, population.groups)
     lead = (
@@ -30,28 +30,18 @@ def write_comparison(path: Path, title: str, entries: Sequence[Entry]) -> list[C
         f"{first.method.rounds} rounds; {seeds}."
     )
     of_clients = "Each client's accuracy at the end" + (", with the first seed." if rows[0].seeds > 1 else ".")
+    every = page.figure(clients_figure({name: some[0].clients for name, some in runs.items()}), of_clients)
     page.write_page(
         path,
         title,
         lead,
         [
-            ("Methods", page.table(header, cells, best_cells(rows)) + page.paragraph(_EXPLANATION)),
-            ("Accuracy over rounds", page.figure(curves_figure(curves), "Mean accuracy of all clients on test data.")),
-            ("Every client", page.figure(clients_figure(clients), of_clients)),
+            ("Methods", sections.methods_table(runs)),
+            ("Every client", every + sections.clients(runs)),
+            ("Figures", sections.figures(runs)),
             ("The split", page.figure(split, "How many training samples of each label each client has.")),
-            ("Settings", "".join(page.code(tomli_w.dumps(s.resolved().table())) for s in _distinct(entries))),
+            ("What it cost", sections.costs(runs)),
+            ("Settings", sections.settings({name: some[0].settings for name, some in runs.items()})),
         ],
     )
     return rows
-
-
-_EXPLANATION = (
-    "Accuracy is the mean over clients of what each is served, on its test data; the worst tenth is the mean of "
-    "the tenth of the clients that fare worst. Traffic counts what all clients received and sent while training. ARI "
-    "compares the groups that were found with the true ones: 1 is perfect, 0 is chance."
-)
-
-
-def _distinct(entries: Sequence[Entry]) -> list[Settings]:
-    found = {settings.method.name: settings for settings, _ in reversed(entries)}
-    return list(found.values())[::-1]

@@ -1,0 +1,182 @@
+"""What figures read in stored runs: courses over rounds, what methods found out, and each client's gain."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from coterie.errors import CoterieError
+from coterie.lab.comparison import same_world
+from coterie.lab.folder import StoredRun
+from coterie.lab.statistics import statistic
+
+__all__ = [
+    "NotRecordedError",
+    "Runs",
+    "clients_of",
+    "gains",
+    "label_counts",
+    "named",
+    "over_seeds",
+    "recorded",
+    "scaled",
+    "setting",
+    "value",
+]
+
+Runs = Mapping[str, Sequence[StoredRun]]
+"""Runs by what to call them: those of one name are of different seeds."""
+
+
+class NotRecordedError(CoterieError):
+    """Runs do not have what a figure shows."""
+
+
+_WORDS = {
+    "accuracy_mean": "mean accuracy of clients",
+    "accuracy_std": "deviation of accuracy over clients",
+    "accuracy_min": "accuracy of the worst client",
+    "accuracy_max": "accuracy of the best client",
+    "accuracy_worst_tenth": "accuracy of the worst tenth",
+    "accuracy_adapted_mean": "mean accuracy after local adaptation",
+    "accuracy_last_mean": "mean accuracy of last trained models",
+    "global_accuracy_mean": "accuracy on the global test set",
+    "validation_accuracy": "mean accuracy on validation data",
+    "loss_mean": "mean loss of clients",
+    "steps_mean": "local steps of a client",
+    "groups": "groups",
+    "ari": "adjusted Rand index",
+    "placed_right": "clients placed right",
+    "stable_since": "round since which groups are stable",
+    "bytes": "traffic in bytes",
+}
+
+
+def named(key: str) -> str:
+    """What a figure of a run is called on an axis."""
+    return _WORDS.get(key, key.replace("_", " ")) + (", %" if is_share(key) else "")
+
+
+def is_share(key: str) -> bool:
+    """Whether a figure is a share of samples, which is shown in per cent."""
+    return "accuracy" in key and not key.startswith(("rounds_to", "bytes_to", "megabits_to"))
+
+
+def scaled(key: str, values: Any) -> np.ndarray:
+    """Figures as they are shown: shares in per cent, what was not measured as not-a-number."""
+    array = np.array(values, dtype=np.float64)
+    return 100 * array if is_share(key) else array
+
+
+def value(run: StoredRun, text: str, beside: Runs | None = None) -> float | None:
+    """A statistic of a run (see `coterie.lab.statistics`), with the runs of the same seed beside it where it counts."""
+    seed = run.settings.get("seed")
+    peers = {name: one for name, some in (beside or {}).items() for one in some if one.settings.get("seed") == seed}
+    return statistic(text, None)(run, peers)
+
+
+def over_seeds(values: Sequence[float | None]) -> tuple[float, float]:
+    """Mean and deviation of a sample, of what was measured; not-a-number and 0 where there is too little for them."""
+    known = [one for one in values if one is not None]
+    return (float(np.mean(known)) if known else np.nan), (float(np.std(known, ddof=1)) if len(known) > 1 else 0.0)
+
+
+def setting(run: StoredRun, name: str) -> Any:
+    """What a run was told: `rate`, or `split.alpha` where several parts have such an option; nothing if nothing."""
+    part, _, option = name.rpartition(".")
+    if part:
+        return run.settings.get(part, {}).get(option)
+    sections = ("method", "measure", "split", "data", "division", "scoring")
+    found = (run.settings.get(section, {}).get(option) for section in sections)
+    return next((one for one in found if one is not None), run.settings.get(option))
+
+
+# What methods and measures found out
+
+
+def recorded(run: StoredRun, *names: str) -> list[tuple[int | None, Any]]:
+    """What a run recorded under the first of these names that it has, with the round, oldest first.
+
+    Of a measure, which has no rounds, it is the one thing in its details.
+    """
+    for name in names:
+        lines = [(line["round"], line[name]) for line in run.insights if line.get(name) is not None]
+        if lines:
+            return lines
+    details = _details(run)
+    return next(([(None, details[name])] for name in names if details.get(name) is not None), [])
+
+
+def latest(run: StoredRun, *names: str) -> Any:
+    """The newest of what is recorded; an error that says how to get it if nothing is."""
+    lines = recorded(run, *names)
+    if not lines:
+        raise NotRecordedError(f"{run.path}: has no record of {' or '.join(names)}; run it with --insights")
+    return lines[-1][1]
+
+
+def has(runs: Runs, *names: str) -> bool:
+    """Whether some run has recorded any of this."""
+    return any(recorded(run, *names) for some in runs.values() for run in some)
+
+
+def _details(run: StoredRun) -> dict[str, Any]:
+    path = run.path / "details.json"
+    return json.loads(path.read_bytes()) if path.is_file() else {}
+
+
+def clients_of(run: StoredRun, count: int) -> tuple[list[str], list[int | None]]:
+    """Names and true groups of a run's clients; numbers and no groups where it does not tell of so many."""
+    details = _details(run)
+    names = details.get("clients") or [client["client"] for client in run.clients]
+    groups = details.get("true_groups") or [client.get("true_group") for client in run.clients]
+    if len(names) != count:
+        return [str(number) for number in range(count)], [None] * count
+    return names, groups if len(groups) == count else [None] * count
+
+
+def found_groups(run: StoredRun, count: int) -> list[int | None]:
+    """The groups that were found last, if the run tells."""
+    groups = recorded(run, "clusters", "groups_found")
+    last = groups[-1][1] if groups else run.groups[-1]["groups"] if run.groups else None
+    last = next(iter(last.values()), None) if isinstance(last, Mapping) else last  # of several clusterings the first
+    return last if isinstance(last, list) and len(last) == count else [None] * count
+
+
+def label_counts(run: StoredRun) -> tuple[np.ndarray, Sequence[str]]:
+    """How often each client has each label, or its share, [client, class], and the labels.
+
+    Where it is not recorded, the world of the run is made again, for which its data must be at hand.
+    """
+    from coterie.settings import Settings
+
+    shares = recorded(run, "shares", "label_shares")
+    if shares:
+        counts = np.array(shares[-1][1], dtype=np.float64)
+        labels = _details(run).get("classes") or run.settings.get("data", {}).get("labels")
+        return np.nan_to_num(counts), labels or [str(label) for label in range(counts.shape[1])]
+    try:
+        population = Settings.from_table({**run.settings, "method": {"name": "local"}}).world.population
+    except CoterieError as error:
+        raise NotRecordedError(f"{run.path}: its data is needed to show the split ({error})") from error
+    return population.label_counts(), population.labels
+
+
+# What each client gained
+
+
+def gains(runs: Sequence[StoredRun], references: Sequence[StoredRun], key: str = "accuracy") -> dict[str, float]:
+    """How much better each client does than in reference runs of the same world and seed, mean over these seeds.
+
+    Clients are known by name; who is not in both, or has no figure, is left out.
+    """
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        other = next((one for one in references if same_world(run.settings, one.settings)), None)
+        before = {} if other is None else {client["client"]: client.get(key) for client in other.clients}
+        for client in run.clients:
+            now, then = client.get(key), before.get(client["client"])
+            if now is not None and then is not None:
+                found.setdefault(client["client"], []).append(now - then)
+    return {name: float(np.mean(values)) for name, values in found.items()}

@@ -1,0 +1,372 @@
+"""Figures of who is like whom: labels, distances, clusters, and whose models are mixed."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from coterie.errors import SettingsError
+from coterie.lab.folder import StoredRun
+from coterie.report.figures import style
+from coterie.report.figures.kinds import Kind, kind
+from coterie.report.figures.records import (
+    NotRecordedError,
+    Runs,
+    clients_of,
+    found_groups,
+    label_counts,
+    latest,
+    recorded,
+)
+
+__all__ = ["PCA", "Labels", "Matrix", "Mixing", "Silhouette", "split_figure"]
+
+Groups = Sequence[int | None]
+
+
+def split_figure(
+    counts: np.ndarray, labels: Sequence[str], names: Sequence[str], groups: np.ndarray | None = None
+) -> Figure:
+    """Labels by client: the area of a dot says how many samples of a label a client has."""
+    clients, classes = counts.shape
+    figure, (axes,) = style.figure(min(14, max(6, 0.32 * clients)), min(12, max(3.2, 0.3 * classes)))
+    with matplotlib.rc_context(style.STYLE):
+        _dots(axes, counts, labels, names, [None] * clients if groups is None else groups.tolist())
+        axes.set_title(f"Labels by client (largest dot: {_amount(counts)})")
+    return figure
+
+
+def _amount(counts: np.ndarray) -> str:
+    """What the largest dot stands for: samples, or a share of a client's."""
+    if np.issubdtype(counts.dtype, np.integer):
+        return f"{counts.max()} samples"
+    return f"{100 * counts.max():.0f} % of a client's samples"
+
+
+def _dots(axes: Axes, counts: np.ndarray, labels: Sequence[str], names: Sequence[str], groups: Groups) -> None:
+    """Dots for labels by client, clients in the order of their groups, which have a colour each."""
+    clients, classes = counts.shape
+    order = _order(groups)
+    shown = counts[order]
+    places, label = np.nonzero(shown)
+    size = 180 * shown[places, label] / (counts.max() or 1)
+    colours = [style.PALETTE[(groups[order[place]] or 0) % len(style.PALETTE)] for place in places]
+    axes.scatter(places, label, s=np.maximum(size, 1), c=colours, alpha=0.85, linewidths=0)
+    style.mark_groups(axes, [groups[client] for client in order])
+    style.name_clients(axes, [names[client] for client in order], most=min(40, max(20, clients)))
+    some = range(0, classes, max(1, classes // 30))
+    axes.set_yticks(list(some), [labels[place] for place in some], fontsize=8)
+    axes.set(xlabel="client", ylabel="label")
+    axes.set_xlim(-0.7, clients - 0.3)
+
+
+def _order(groups: Groups) -> list[int]:
+    """Clients in the order of their groups, those without one last."""
+    return sorted(range(len(groups)), key=lambda client: (groups[client] is None, groups[client] or 0, client))
+
+
+def _one_of_each(runs: Runs, seed: int) -> dict[str, StoredRun]:
+    """For each name the run of this place among its seeds, or the last that there is."""
+    return {name: some[min(seed, len(some) - 1)] for name, some in runs.items() if some}
+
+
+@kind("labels")
+class Labels(Kind):
+    """Which labels each client has: the area of a dot says how many samples."""
+
+    seed: int = 0
+    """Which of the runs over seeds is shown, counted from 0."""
+
+    def __post_init__(self) -> None:
+        _whole("seed", self.seed)
+
+    def draw(self, runs: Runs, title: str = "") -> Figure:
+        """A panel for each name; one for all if all have the same clients."""
+        found: dict[str, tuple[np.ndarray, Sequence[str], StoredRun]] = {}
+        for name, run in _one_of_each(runs, self.seed).items():
+            counts, labels = label_counts(run)
+            if not any(np.array_equal(counts, other) for other, *_ in found.values()):
+                found[name] = counts, labels, run
+        if not found:
+            raise NotRecordedError("labels: there are no runs")
+        clients, classes = np.max([counts.shape for counts, *_ in found.values()], axis=0)
+        size = min(14, max(6, 0.32 * clients)), min(12, max(3.4, 0.3 * classes))
+        figure, panels = style.panels(len(found), *size, most=1)
+        with matplotlib.rc_context(style.STYLE):
+            for axes, (name, (counts, labels, run)) in zip(panels, found.items(), strict=True):
+                _dots(axes, counts, labels, *clients_of(run, len(counts)))
+                heading = title or "Labels by client" if len(found) == 1 else name
+                axes.set_title(f"{heading} (largest dot: {_amount(counts)})")
+            if title and len(found) > 1:
+                _headed(figure, title)
+        return figure
+
+
+@kind("matrix")
+class Matrix(Kind):
+    """How far clients are from each other, or how alike, as a map with clients in the order of their groups."""
+
+    of: Literal["any", "distance", "similarity"] = "any"
+    """Which of them; a run may have either."""
+
+    order: Literal["true", "found", "none"] = "true"
+    """By which groups clients are ordered: the true ones, or those that were found."""
+
+    round: int | None = None
+    """The evaluated round that is shown, or the next before it; by default the last."""
+
+    seed: int = 0
+    """Which of the runs over seeds is shown, counted from 0."""
+
+    same_scale: bool = False
+    """Whether all panels have the same scale of colours."""
+
+    def __post_init__(self) -> None:
+        _whole("seed", self.seed)
+        if self.round is not None and self.round < 1:
+            raise SettingsError(f"round={self.round}: counted from 1")
+
+    def draw(self, runs: Runs, title: str = "") -> Figure:
+        """A panel for each name that has such a matrix."""
+        wanted = ("distance", "similarity") if self.of == "any" else (self.of,)
+        found: dict[str, tuple[str, np.ndarray, StoredRun]] = {}
+        for name, run in _one_of_each(runs, self.seed).items():
+            for what in wanted:
+                if lines := recorded(run, what):
+                    before = [one for number, one in lines if number is None or number <= (self.round or number)]
+                    found[name] = what, np.array((before or [lines[0][1]])[-1], dtype=np.float64), run
+                    break
+        if not found:
+            raise NotRecordedError(f"matrix: no run recorded {' or '.join(wanted)}; run it with --insights")
+        figure, panels = style.panels(len(found), 4.2, 3.6)
+        highest = max(float(np.nanmax(matrix)) for _, matrix, _ in found.values())
+        with matplotlib.rc_context(style.STYLE):
+            for axes, (name, (what, matrix, run)) in zip(panels, found.items(), strict=True):
+                names, groups = clients_of(run, len(matrix))
+                if self.order != "true":
+                    groups = found_groups(run, len(matrix)) if self.order == "found" else [None] * len(matrix)
+                order = _order(groups)
+                top = 1.0 if what == "similarity" else highest if self.same_scale else float(np.nanmax(matrix))
+                image = style.heat(
+                    axes,
+                    matrix[np.ix_(order, order)],
+                    [names[client] for client in order],
+                    [groups[client] for client in order],
+                    limits=(0.0, top or 1.0),
+                    colours="viridis" if what == "similarity" else "viridis_r",
+                )
+                axes.set(xlabel="client", ylabel="client", title=_heading(title, name, len(found)))
+                figure.colorbar(image, ax=axes, label=what, shrink=0.85)
+            if title and len(found) > 1:
+                _headed(figure, title)
+        return figure
+
+
+@kind("silhouette")
+class Silhouette(Kind):
+    """The mean silhouette of clients' labels for every number of clusters, by which CAFA chooses."""
+
+    def draw(self, runs: Runs, title: str = "") -> Figure:
+        """One curve for each name, with the spread over seeds, and a ring around its highest point."""
+        courses: dict[str, list[dict[int, float]]] = {}
+        for name, some in runs.items():
+            if curves := [curve for run in some if (curve := _silhouettes(run))]:
+                courses[name] = curves
+        if not courses:
+            raise NotRecordedError("silhouette: no run recorded silhouettes; run CAFA with --insights")
+        figure, (axes,) = style.figure(7, 4)
+        with matplotlib.rc_context(style.STYLE):
+            for number, (name, curves) in enumerate(courses.items()):
+                ks = sorted(set.intersection(*map(set, curves)))
+                values = np.array([[curve[k] for k in ks] for curve in curves])
+                mean, looks = values.mean(axis=0), style.look(number)
+                axes.plot(ks, mean, markersize=4, label=name, **looks)
+                if len(curves) > 1:
+                    deviation = values.std(axis=0, ddof=1)
+                    ends = mean - deviation, mean + deviation
+                    axes.fill_between(ks, *ends, color=looks["color"], alpha=0.15, linewidth=0)
+                best = int(mean.argmax())
+                ring: dict[str, Any] = {"markersize": 10, "markerfacecolor": "none", "markeredgewidth": 1.5}
+                axes.plot(ks[best], mean[best], "o", color=looks["color"], **ring)
+            axes.set(xlabel="clusters", ylabel="mean silhouette", title=title or "Silhouette by number of clusters")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            style.legend(figure, axes, len(courses))
+        return figure
+
+
+def _silhouettes(run: StoredRun) -> dict[int, float]:
+    if lines := recorded(run, "silhouettes"):
+        return dict(zip(map(int, latest(run, "k")), lines[-1][1], strict=True))
+    lines = recorded(run, "silhouette")
+    return {int(k): score for k, score in lines[-1][1]} if lines else {}
+
+
+@kind("pca")
+class PCA(Kind):
+    """Clients in the plane of their first two principal components: by their true groups, and by those found."""
+
+    of: Literal["labels", "distance"] = "labels"
+    """What clients are described by: their shares of labels, or their distances to all others."""
+
+    seed: int = 0
+    """Which of the runs over seeds is shown, counted from 0."""
+
+    def __post_init__(self) -> None:
+        _whole("seed", self.seed)
+
+    def draw(self, runs: Runs, title: str = "") -> Figure:
+        """For each name two panels: before and after clustering."""
+        chosen = _one_of_each(runs, self.seed)
+        if not chosen:
+            raise NotRecordedError("pca: there are no runs")
+        figure, axes = style.figure(8.4, 3.8 * len(chosen), columns=2, rows=len(chosen))
+        with matplotlib.rc_context(style.STYLE):
+            for row, (name, run) in enumerate(chosen.items()):
+                points, shares = self._points(run)
+                _, truth = clients_of(run, len(points))
+                before, after = axes[2 * row], axes[2 * row + 1]
+                _scatter(before, points, truth, "group")
+                _scatter(after, points, found_groups(run, len(points)), "cluster")
+                lead = f"{name}: " if len(chosen) > 1 else ""
+                before.set_title(f"{lead}before, by true group")
+                after.set_title("after, by cluster found")
+                for place in (before, after):
+                    place.set(xlabel=_component(1, shares), ylabel=_component(2, shares))
+            if title:
+                _headed(figure, title)
+        return figure
+
+    def _points(self, run: StoredRun) -> tuple[np.ndarray, np.ndarray]:
+        """The first two components [client, 2], and what part of the variance each of them has."""
+        rows = label_counts(run)[0] if self.of == "labels" else np.array(latest(run, "distance"), dtype=np.float64)
+        rows = np.nan_to_num(rows.astype(np.float64))
+        if self.of == "labels":
+            rows = rows / np.maximum(rows.sum(axis=1, keepdims=True), 1e-300)
+        left, sizes, right = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)
+        # The sign of a component is free: its largest weight is positive.
+        signs = np.sign(right[np.arange(len(right)), np.abs(right).argmax(axis=1)])
+        points = np.zeros((len(rows), 2))
+        known = min(2, len(sizes))
+        points[:, :known] = (left * sizes * signs)[:, :known]
+        parts = np.zeros(2)
+        parts[:known] = (sizes**2 / max((sizes**2).sum(), 1e-300))[:known]
+        return points, parts
+
+
+def _component(number: int, shares: np.ndarray) -> str:
+    return f"component {number} ({100 * shares[number - 1]:.0f} % of the variance)"
+
+
+def _scatter(axes: Axes, points: np.ndarray, groups: Groups, word: str) -> None:
+    """Clients as dots, with colour and marker by group; a note where groups are not known."""
+    kinds_of = sorted({group for group in groups if group is not None and group >= 0})
+    for number, group in enumerate(kinds_of):
+        mine = points[[one == group for one in groups]]
+        axes.plot(*mine.T, label=f"{word} {group}", alpha=0.8, markersize=6, **style.points(number))
+    others = points[[one is None or one < 0 for one in groups]]
+    if len(others):
+        none = f"no {word}" if kinds_of else f"{word}s not known"
+        axes.plot(*others.T, label=none, alpha=0.8, markersize=6, color="#666666", marker=".", linestyle="none")
+    if len(kinds_of) <= 10:
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), handletextpad=0.1)
+
+
+@kind("mixing")
+class Mixing(Kind):
+    """Whose models each client's is mixed of, in some rounds: a row for each client, whose weights add up to 1."""
+
+    rounds: tuple[int, ...] = ()
+    """The rounds that are shown, or the last before each; by default the first, the middle and the last."""
+
+    seed: int = 0
+    """Which of the runs over seeds is shown, counted from 0."""
+
+    order: Literal["true", "found", "none"] = "true"
+    """By which groups clients are ordered: the true ones, or those that were found."""
+
+    def __post_init__(self) -> None:
+        _whole("seed", self.seed)
+        if any(number < 1 for number in self.rounds):
+            raise SettingsError(f"rounds={list(self.rounds)}: counted from 1")
+
+    def draw(self, runs: Runs, title: str = "") -> Figure:
+        """A row of panels for each name."""
+        courses = {name: (run, mixed_over_time(run)) for name, run in _one_of_each(runs, self.seed).items()}
+        courses = {name: (run, course) for name, (run, course) in courses.items() if course}
+        if not courses:
+            raise NotRecordedError(
+                "mixing: no run has groups, or recorded how models are mixed; run it with --insights"
+            )
+        wanted = self.rounds or _some_rounds([run.rounds[-1]["round"] for run, _ in courses.values() if run.rounds])
+        figure, axes = style.figure(3.2 * len(wanted) + 0.6, 3.2 * len(courses), len(wanted), len(courses))
+        with matplotlib.rc_context(style.STYLE):
+            image = None
+            for row, (name, (run, course)) in enumerate(courses.items()):
+                for column, number in enumerate(wanted):
+                    matrix = next((one for at, one in reversed(course) if at <= number), course[0][1])
+                    names, groups = clients_of(run, len(matrix))
+                    if self.order != "true":
+                        groups = found_groups(run, len(matrix)) if self.order == "found" else [None] * len(matrix)
+                    order = _order(groups)
+                    panel = axes[row * len(wanted) + column]
+                    image = style.heat(
+                        panel,
+                        np.sqrt(matrix[np.ix_(order, order)]),
+                        [names[client] for client in order],
+                        [groups[client] for client in order],
+                        limits=(0.0, 1.0),
+                        colours="Blues",
+                        lines="#999999",
+                    )
+                    lead = style.wrapped(name, 30) if column == 0 else ""
+                    panel.set_title(f"{lead}\nround {number}")
+                    last = row == len(courses) - 1
+                    panel.set(xlabel="mixed of" if last else "", ylabel="" if column else "client")
+                    panel.tick_params(labelleft=column == 0, labelbottom=last)
+            place = {"orientation": "horizontal", "shrink": 0.6, "aspect": 40, "pad": 0.02}
+            bar = figure.colorbar(image, ax=axes, label="weight in the mix", **place)  # type: ignore[arg-type]
+            ticks = [0, 0.01, 0.05, 0.1, 0.25, 0.5, 1]
+            bar.set_ticks([float(np.sqrt(tick)) for tick in ticks], labels=[f"{tick:g}" for tick in ticks])
+            if title:
+                _headed(figure, title)
+        return figure
+
+
+def mixed_over_time(run: StoredRun) -> list[tuple[int, np.ndarray]]:
+    """Whose models each client's is mixed of, [client, client], by round: as recorded, or by samples inside groups."""
+    lines = recorded(run, "mixing")
+    if lines:
+        return [(number or 0, np.array(matrix, dtype=np.float64)) for number, matrix in lines]
+    course = []
+    for line in run.groups:
+        groups = np.array(line["groups"])
+        known = len(run.clients) == len(groups)
+        samples = np.array([client["samples"] for client in run.clients] if known else [1] * len(groups), dtype=float)
+        together = (groups[:, None] == groups[None, :]) & (groups >= 0)[:, None]
+        weights = together * samples
+        with np.errstate(invalid="ignore"):
+            course.append((line["round"], weights / weights.sum(axis=1, keepdims=True)))
+    return course
+
+
+def _some_rounds(lasts: Sequence[int]) -> tuple[int, ...]:
+    """The first, the middle and the last."""
+    last = max(lasts, default=1)
+    return tuple(sorted({1, (1 + last) // 2, last}))
+
+
+def _heading(title: str, name: str, panels: int) -> str:
+    return style.wrapped(title, 40) if title and panels == 1 else style.wrapped(name, 32)
+
+
+def _headed(figure: Figure, title: str) -> None:
+    figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
+
+
+def _whole(name: str, value: int) -> None:
+    if value < 0:
+        raise SettingsError(f"{name}={value}: counted from 0")

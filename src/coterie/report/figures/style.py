@@ -1,0 +1,147 @@
+"""How figures look: good in print and on a screen, and safe for colour-blind eyes."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import wrap
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+
+__all__ = [
+    "PALETTE",
+    "STYLE",
+    "figure",
+    "heat",
+    "legend",
+    "look",
+    "mark_groups",
+    "name_clients",
+    "panels",
+    "save",
+    "svg",
+]
+
+PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999", "#000000")
+"""Okabe and Ito's colours, which colour-blind people can tell apart, but grey for yellow, which paper swallows."""
+
+STYLE: dict[Any, Any] = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6e6e6",
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "font.size": 10,
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "coterie",  # the same figure is the same file
+    "text.parse_math": False,  # a dollar in the name of a label is a dollar
+    "figure.constrained_layout.use": True,
+}
+
+_MARKERS = "osD^vPX*"
+_DASHES = ("-", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+_UNKNOWN = "#dddddd"
+"""The colour of what is not known, in maps of numbers."""
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure to a file whose ending says the format: png, svg or pdf."""
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(path, dpi=160)
+
+
+def svg(figure: Figure) -> str:
+    """A figure as SVG text."""
+    buffer = io.StringIO()
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """An empty figure of so many inches, and its axes row by row."""
+    with matplotlib.rc_context(STYLE):
+        made = Figure(figsize=(width, height), layout="constrained")
+        axes = made.subplots(rows, columns, squeeze=False)
+    return made, list(axes.flat)
+
+
+def panels(count: int, width: float = 3.6, height: float = 3.4, most: int = 3) -> tuple[Figure, list[Axes]]:
+    """A figure of so many panels of this size, with at most so many in a row."""
+    columns = min(count, most)
+    rows = -(-count // columns)
+    made, axes = figure(width * columns, height * rows, columns, rows)
+    for unused in axes[count:]:
+        unused.set_axis_off()
+    return made, axes[:count]
+
+
+def points(number: int) -> dict[str, Any]:
+    """Colour and marker of the dots of this number: no two of the first 64 are the same."""
+    place = number + number // len(PALETTE)  # a second turn through the colours has the markers shifted by one
+    return {"color": PALETTE[number % len(PALETTE)], "marker": _MARKERS[place % len(_MARKERS)], "linestyle": "none"}
+
+
+def look(number: int) -> dict[str, Any]:
+    """Colour, marker and dashes of the curve of this number: curves of alike methods lie on each other."""
+    return points(number) | {"linestyle": _DASHES[number % len(_DASHES)]}
+
+
+def legend(made: Figure, axes: Axes, entries: int) -> None:
+    """Inside the axes while it is short, beside them when it would hide the curves."""
+    if entries <= 4:
+        axes.legend(loc="best")
+    else:
+        made.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
+
+
+def wrapped(text: str, width: int = 26) -> str:
+    """A label on several lines, if it is long."""
+    return "\n".join(wrap(text, width)) or text
+
+
+def name_clients(axes: Axes, names: Sequence[str], most: int, both: bool = False) -> None:
+    """Names below a row of clients, and if told beside a column: as many as there is room for, upright where long."""
+    shown = range(0, len(names), -(-len(names) // most))
+    labels = [names[place] for place in shown]
+    upright = sum(len(label) + 1 for label in labels) > 4 * most
+    axes.set_xticks(list(shown), labels, fontsize=8, rotation=90 if upright else 0)
+    if both:
+        axes.set_yticks(list(shown), labels, fontsize=8)
+
+
+def mark_groups(axes: Axes, groups: Sequence[int | None], both: bool = False, color: str = "#999999") -> None:
+    """Lines between groups of clients in a row, and if told in a column."""
+    for place in range(1, len(groups)):
+        if groups[place] != groups[place - 1]:
+            axes.axvline(place - 0.5, color=color, linewidth=0.8, linestyle=":")
+            if both:
+                axes.axhline(place - 0.5, color=color, linewidth=0.8, linestyle=":")
+
+
+def heat(
+    axes: Axes,
+    matrix: np.ndarray,
+    names: Sequence[str],
+    groups: Sequence[int | None],
+    limits: tuple[float, float] | None = None,
+    colours: str = "viridis",
+    lines: str = "#ffffff",
+) -> AxesImage:
+    """A map of numbers for every pair of clients, in the order given, with lines between groups."""
+    known = matplotlib.colormaps[colours].with_extremes(bad=_UNKNOWN)
+    low, high = limits or (None, None)
+    image = axes.imshow(matrix, cmap=known, vmin=low, vmax=high, interpolation="none")
+    axes.grid(visible=False)
+    mark_groups(axes, groups, both=True, color=lines)
+    name_clients(axes, names, most=12, both=True)
+    return image

@@ -1,0 +1,243 @@
+"""The parts of a page about runs: their table, what each client gained, figures, what it cost, the settings."""
+
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from inspect import getdoc
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+from coterie.lab.folder import StoredRun
+from coterie.methods import methods
+from coterie.report import page
+from coterie.report.figures import NotRecordedError, Runs, kinds
+from coterie.report.figures.records import over_seeds
+from coterie.report.figures.relations import mixed_over_time
+from coterie.report.figures.scores import gained_over
+from coterie.report.tables import best_cells, compared, comparison_cells, megabytes
+
+__all__ = ["clients", "costs", "figures", "methods_table", "settings"]
+
+_EXPLANATION = (
+    "Accuracy is the mean over clients of what each is served, on its test data; the worst tenth is the mean of "
+    "the tenth of the clients that fare worst. Traffic counts what all clients received and sent while training. ARI "
+    "compares the groups that were found with the true ones: 1 is perfect, 0 is chance."
+)
+
+
+def methods_table(runs: Runs) -> str:
+    """The runs side by side, the most accurate first."""
+    pairs = [(name, run.summary) for name, some in runs.items() for run in some if run.summary is not None]
+    rows = compared([summary for _, summary in pairs], [name for name, _ in pairs])
+    header, cells = comparison_cells(rows)
+    return page.table(header, cells, best_cells(rows)) + page.paragraph(_EXPLANATION)
+
+
+# Every client
+
+_MANY = 30
+"""Clients whose table is folded up."""
+
+_EQUAL = 1e-9
+"""Gains below are none: rounding leaves that much."""
+
+
+def clients(runs: Runs) -> str:
+    """What each client gets and what it gained over training alone and over FedAvg, if these are among the runs."""
+    accuracies = {name: _accuracies(some) for name, some in runs.items()}
+    known = _clients(runs)
+    content = ""
+    for method, words in (("local", "training alone (local)"), ("fedavg", "one model for all (fedavg)")):
+        gained = gained_over(runs, method)
+        if gained:
+            content += page.heading(f"Gain over {words}, in points") + _verdict(gained)
+            table = _client_table(known, gained, signed=True)
+            content += page.folded(f"All {len(known)} clients", table) if len(known) > _MANY else table
+    if content:
+        content = _drawn("gain", runs, "What each client gained over other methods, in points of accuracy.") + content
+    table = _client_table(known, accuracies, signed=False)
+    if not table:
+        return content
+    return content + (page.folded("Accuracy of every client, %", table) if content else table)
+
+
+def _clients(runs: Runs) -> dict[str, dict[str, Any]]:
+    """A record of every client, by name."""
+    found: dict[str, dict[str, Any]] = {}
+    for run in (run for some in runs.values() for run in some):
+        for client in run.clients:
+            found.setdefault(client["client"], client)
+    return found
+
+
+def _accuracies(some: Sequence[StoredRun]) -> dict[str, float]:
+    """Each client's accuracy, mean over seeds."""
+    found: dict[str, list[float]] = {}
+    for client in (client for run in some for client in run.clients if client["accuracy"] is not None):
+        found.setdefault(client["client"], []).append(client["accuracy"])
+    return {name: float(np.mean(values)) for name, values in found.items()}
+
+
+def _client_table(known: Mapping[str, Any], columns: Mapping[str, Mapping[str, float]], signed: bool) -> str:
+    """A row for every client, and figures by method; a click on a header sorts."""
+    columns = {name: values for name, values in columns.items() if values}
+    if not columns:
+        return ""
+    grouped = any(client["true_group"] is not None for client in known.values())
+    header = ["client", *(["group"] if grouped else []), "samples", *columns]
+    rows, meant = [], []
+    for name, client in known.items():
+        figures = [values.get(name) for values in columns.values()]
+        facts = [*([client["true_group"]] if grouped else []), client["samples"]]
+        rows.append(
+            [name, *("–" if fact is None else str(fact) for fact in facts), *(_points(f, signed) for f in figures)]
+        )
+        meant.append([name, *facts, *figures])
+    return page.table(header, rows, values=meant)
+
+
+def _points(value: float | None, signed: bool) -> str:
+    if value is None:
+        return "–"
+    text = f"{100 * value:+.1f}" if signed else f"{100 * value:.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
+
+
+def _verdict(gained: Mapping[str, Mapping[str, float]]) -> str:
+    """How many clients are better off with each method."""
+    rows, meant = [], []
+    for name, values in gained.items():
+        figures = np.array([*values.values()])
+        better, worse = int((figures > _EQUAL).sum()), int((figures < -_EQUAL).sum())
+        ends = [float(figure) for figure in (figures.mean(), figures.min(), figures.max())]
+        rows.append([name, f"{better} of {len(figures)}", str(worse), *(_points(end, signed=True) for end in ends)])
+        meant.append([name, better, worse, *ends])
+    return page.table(["method", "better off", "worse off", "mean", "least", "most"], rows, values=meant)
+
+
+# Figures
+
+_FIGURES: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("curves", {}, "Mean accuracy of all clients on test data; the area is a standard deviation over seeds."),
+    ("curves", {"over": "bytes", "log": True}, "The same against what was sent while training."),
+    ("spread", {}, "From the worst client to the best at the end, with the mean; means over seeds."),
+    ("matrix", {}, "How far clients are from each other, or how alike, as methods have found it."),
+    ("silhouette", {}, "By which CAFA chooses the number of clusters: the higher, the better they are apart."),
+    ("loss-variance", {}, "By which AutoCFL judges how far clients are from another in their training."),
+    ("trust", {}, "How sure clients of SLFed are of each other, and how many they choose to mix with."),
+)
+
+
+def figures(runs: Runs) -> str:
+    """All figures for which the runs have records."""
+    drawn = "".join(_drawn(kind, runs, caption, **options) for kind, options, caption in _FIGURES)
+    mixed = {name: some for name, some in runs.items() if some and _mixes(some[0])}
+    return drawn + _drawn("mixing", mixed, "Whose models each client's is mixed of; a row for each client. First seed.")
+
+
+def split(runs: Runs) -> str:
+    """The split of the first run."""
+    return _drawn("labels", dict(list(runs.items())[:1]), "How many training samples of each label each client has.")
+
+
+def _drawn(kind: str, runs: Runs, caption: str, **options: Any) -> str:
+    """A figure with its caption, or nothing where the runs have no record for it."""
+    try:
+        return page.figure(kinds.make(kind, **options).draw(runs), caption)
+    except NotRecordedError:
+        return ""
+
+
+def _mixes(run: StoredRun) -> bool:
+    """Whether clients are mixed differently: neither all the same nor each for itself."""
+    for _, matrix in mixed_over_time(run):
+        known = matrix[~np.isnan(matrix).any(axis=1)]
+        alone = len(known) == len(matrix) and np.array_equal(known, np.eye(len(known)))
+        if len(known) and not alone and not np.allclose(known, known[0]):
+            return True
+    return False
+
+
+# What it cost
+
+_DIRECTIONS = {"down": "to clients", "up": "to the server", "peer": "between clients", "evaluation": "for scoring"}
+
+_KINDS = {
+    "model": "models",
+    "shared part": "the shared part of models",
+    "loss": "mean losses of local training",
+    "epochs": "how long to train",
+    "links": "whom to meet",
+    "control": "control variates",
+    "control change": "changes of control variates",
+    "label histogram": "how many samples of each label a client has",
+    "dominant label": "which label a client has most of",
+    "accuracy": "accuracies on validation data",
+    "evaluated": "numbers of validation samples",
+    "frequency": "how often a client took part",
+    "gradients": "accumulated gradients",
+    "choice": "which model fits a client best",
+    "singular vectors": "singular vectors of a client's data, which look like the data",
+    "well": "whether training went well",
+    "counts": "predicted classes of synthetic samples",
+    "opinions": "opinions of other clients",
+    "request": "requests, with what each contributor counts for",
+    "samples": "synthetic samples made from a client's data",
+    "share": "secret shares of models",
+    "sum": "sums of models",
+}
+"""Kinds of the ledger in words."""
+
+
+def costs(runs: Runs) -> str:
+    """What was sent by direction and kind, and what clients gave away by that."""
+    rows = []
+    for name, some in runs.items():
+        ledgers = [run.summary["ledger"] for run in some if run.summary is not None]
+        steps = np.mean([run.summary["clients"] * run.summary["rounds"] for run in some if run.summary is not None])
+        for direction, words in _DIRECTIONS.items():
+            for kind in sorted({kind for ledger in ledgers for kind in ledger.get(direction, {})}):
+                mean, _ = over_seeds([ledger.get(direction, {}).get(kind, 0) for ledger in ledgers])
+                if direction != "evaluation":
+                    what = f"{words}: {_KINDS.get(kind, kind)}"
+                    rows.append([name, what, megabytes(mean), megabytes(mean / steps)])
+        scoring, _ = over_seeds([sum(ledger.get("evaluation", {}).values()) for ledger in ledgers])
+        rows.append([name, f"{_DIRECTIONS['evaluation']}, which is no part of the method", megabytes(scoring), ""])
+    if not rows:
+        return ""
+    told = [f"{name}: {words}" for name, some in runs.items() if (words := _given_away(some))]
+    table = page.table(["method", "what was sent", "in all", "per client and round"], _once(rows), kind="few")
+    away = page.heading("What a client gives away") + "".join(map(page.paragraph, told)) if told else ""
+    more = page.paragraph("All about a method, also who learns what: coterie methods NAME.")
+    return table + away + more
+
+
+def _once(rows: Iterable[list[str]]) -> list[list[str]]:
+    """Rows whose first cell is empty where it would be that of the row above."""
+    shown, last = [], None
+    for first, *rest in rows:
+        shown.append(["" if first == last else first, *rest])
+        last = first
+    return shown
+
+
+def _given_away(some: Sequence[StoredRun]) -> str:
+    """What a client gives away, in the words of the method's own file, or else by what it sent."""
+    name = some[0].settings.get("method", {}).get("name", "") if some else ""
+    if name in methods:
+        text = " ".join((getdoc(sys.modules[methods[name].__module__]) or "").replace("**", "").split())
+        if said := re.findall(r"(?:^|(?<=\. ))[^.]*\bgives? away\b[^.]*\.(?!\w)", text):
+            return " ".join(said)
+    sent = (some[0].summary or {}).get("ledger", {}) if some else {}
+    kinds_sent = [_KINDS.get(kind, kind) for direction in ("up", "peer") for kind in sent.get(direction, {})]
+    return f"it sends {', '.join(dict.fromkeys(kinds_sent))}." if kinds_sent else "nothing: it sends nothing."
+
+
+# Settings
+
+
+def settings(tables: Mapping[str, Mapping[str, Any]]) -> str:
+    """Everything that decides the runs, folded up."""
+    return "".join(page.folded(name, page.code(tomli_w.dumps(dict(table)))) for name, table in tables.items())

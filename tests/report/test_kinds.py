@@ -1,0 +1,488 @@
+"""Kinds of figures: what is drawn is what runs recorded, options are checked, and what is missing is said."""
+
+import json
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coterie.errors import SettingsError
+from coterie.lab import recipes
+from coterie.lab.campaign import Results
+from coterie.lab.folder import StoredRun
+from coterie.lab.study import FigureSpec
+from coterie.registry import options
+from coterie.report.figures import NotRecordedError, draw, kinds, save, svg
+from coterie.report.figures.records import gains, setting
+
+
+def stored(method="fedavg", seed=0, rounds=(), clients=(), groups=(), insights=(), summary=None, path="run", **told):
+    settings = {"seed": seed, "net": "mlp", "method": {"name": method, **told}, "split": {"name": "iid", "alpha": 0.5}}
+    return StoredRun(Path(path), settings, summary or {}, list(rounds), list(clients), list(groups), list(insights))
+
+
+def evaluated(*accuracies, every=1, **more):
+    """Records of rounds with these mean accuracies."""
+    return [
+        {
+            "round": every * number,
+            "accuracy_mean": accuracy,
+            "accuracy_min": None if accuracy is None else accuracy - 0.1,
+            "accuracy_max": None if accuracy is None else accuracy + 0.2,
+            "bytes_up": 10 * number,
+            "bytes_down": 20 * number,
+            "bytes_peer": 0,
+            "seconds": number / 2,
+            **more,
+        }
+        for number, accuracy in enumerate(accuracies, start=1)
+    ]
+
+
+def with_accuracies(*accuracies, groups=None):
+    return [
+        {"client": f"c{n}", "samples": 10 * (n + 1), "accuracy": value, "true_group": groups and groups[n]}
+        for n, value in enumerate(accuracies)
+    ]
+
+
+def drawn(kind, runs, title="", tmp_path=None, **told):
+    """The figure, after it has been drawn in both forms without a warning."""
+    figure = kinds.make(kind, **told).draw(runs, title)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert svg(figure).startswith("<svg")
+    return figure
+
+
+def lines(axes):
+    return {line.get_label(): line for line in axes.get_lines() if not line.get_label().startswith("_")}
+
+
+def images(figure):
+    return [axes.images[0].get_array() for axes in figure.axes if axes.images]
+
+
+def titles(figure):
+    return [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
+
+
+# Of all kinds
+
+EXAMPLE = {"sweep": {"x": "mu"}}
+KINDS = (
+    *("bars", "curves", "gain", "labels", "loss-variance", "losses", "matrix", "mixing", "pca", "silhouette"),
+    *("spread", "sweep", "trust"),
+)
+
+
+def test_these_kinds_exist():
+    assert tuple(kinds) == KINDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_option_says_what_it_means(kind):
+    assert kinds[kind].__doc__
+    assert all(option.help.endswith(".") for option in options(kinds[kind]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_unknown_option_is_refused(kind):
+    with pytest.raises(SettingsError, match=f"option of the kind of figure {kind} 'colour'"):
+        kinds.make(kind, **EXAMPLE.get(kind, {}), colour="red")
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("labels", "pca")])
+def test_runs_without_a_record_are_an_error_that_says_so(kind):
+    with pytest.raises(NotRecordedError, match=f"^{kind}: no run"):
+        kinds.make(kind, **EXAMPLE.get(kind, {})).draw({"a": [stored()]})
+
+
+@pytest.mark.parametrize("kind", ["labels", "pca"])
+def test_a_split_is_not_shown_without_its_data(kind):
+    run = stored()
+    run.settings["data"] = {"name": "nowhere.npz"}
+    with pytest.raises(NotRecordedError, match="its data is needed to show the split"):
+        kinds.make(kind).draw({"a": [run]})
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "message"),
+    [
+        ("curves", {"over": "money"}, "over 'money'"),
+        ("curves", {"smooth": 1.0}, r"smooth=1\.0: from 0"),
+        ("curves", {"band": "clients", "key": "ari"}, "only means over clients"),
+        ("matrix", {"round": 0}, "round=0: counted from 1"),
+        ("matrix", {"seed": -1}, "seed=-1: counted from 0"),
+        ("losses", {"seed": -1}, "seed=-1: counted from 0"),
+        ("mixing", {"rounds": [0, 3]}, r"rounds=\[0, 3\]: counted from 1"),
+        ("spread", {"of": ["loss"]}, "of='loss': accuracy or global_accuracy"),
+        ("pca", {"of": "dreams"}, "of 'dreams'"),
+        ("bars", {"value": 3}, "value=3: expected a text"),
+    ],
+)
+def test_options_are_checked(kind, told, message):
+    with pytest.raises(SettingsError, match=message):
+        kinds.make(kind, **told)
+
+
+@pytest.mark.parametrize("ending", ["png", "svg"])
+def test_figures_are_written_in_both_forms(tmp_path, ending):
+    figure = drawn("curves", {"a": [stored(rounds=evaluated(0.1, 0.2))]})
+    save(figure, tmp_path / f"x.{ending}")
+    assert (tmp_path / f"x.{ending}").stat().st_size > 1000
+
+
+# Curves
+
+
+def test_curves_are_means_with_a_deviation_over_seeds():
+    runs = {"a": [stored(rounds=evaluated(0.1, 0.3)), stored(seed=1, rounds=evaluated(0.3, 0.5, 0.7))]}
+    axes = drawn("curves", runs).axes[0]
+    assert lines(axes)["a"].get_xdata().tolist() == [1, 2]  # what all seeds have
+    assert lines(axes)["a"].get_ydata() == pytest.approx([20, 40])
+    band = axes.collections[0].get_paths()[0].vertices[:, 1]
+    deviation = 10 * np.sqrt(2)
+    assert (band.min(), band.max()) == pytest.approx((20 - deviation, 40 + deviation))
+
+
+def test_curves_go_from_the_worst_client_to_the_best():
+    axes = drawn("curves", {"a": [stored(rounds=evaluated(0.2, 0.4))]}, band="clients").axes[0]
+    band = axes.collections[0].get_paths()[0].vertices[:, 1]
+    assert (band.min(), band.max()) == pytest.approx((10, 60))
+
+
+@pytest.mark.parametrize(
+    ("over", "places"), [("bytes", [30, 60]), ("seconds", [0.5, 1]), ("steps", [7, 7]), ("rounds", [1, 2])]
+)
+def test_curves_go_over_what_it_cost(over, places):
+    run = stored(rounds=evaluated(0.2, 0.4, steps_mean=7))
+    assert lines(drawn("curves", {"a": [run]}, over=over).axes[0])["a"].get_xdata().tolist() == places
+
+
+def test_curves_over_steps_need_them():
+    with pytest.raises(NotRecordedError, match="curves over steps: the rounds do not tell"):
+        kinds.make("curves", over="steps").draw({"a": [stored(rounds=evaluated(0.2))]})
+
+
+def test_curves_on_a_logarithmic_axis_leave_out_what_cost_nothing():
+    free = stored("local", rounds=evaluated(0.2, bytes_up=0, bytes_down=0))
+    axes = drawn("curves", {"free": [free], "a": [stored(rounds=evaluated(0.2, 0.3))]}, over="bytes", log=True).axes[0]
+    assert set(lines(axes)) == {"a"}
+    assert axes.get_xscale() == "log"
+
+
+def test_smoothing_is_weighted_by_time():
+    # Round 3 counts 1, and round 1 a quarter, as a value fades by half with each of two rounds: (0 / 4 + 1) / 1.25.
+    records = [{**record, "round": number} for record, number in zip(evaluated(0.0, 1.0), (1, 3), strict=True)]
+    axes = drawn("curves", {"a": [stored(rounds=records)]}, smooth=0.5).axes[0]
+    assert lines(axes)["a"].get_ydata() == pytest.approx([0, 80])
+
+
+# Losses and opinions
+
+
+def test_variances_of_losses_are_drawn_over_rounds():
+    runs = {"a": [stored(insights=[{"round": 3, "loss_variance": [0.1, 0.2, 0.4]}]) for _ in range(2)]}
+    line = lines(drawn("loss-variance", runs).axes[0])["a"]
+    assert line.get_xdata().tolist() == [1, 2, 3]
+    assert line.get_ydata() == pytest.approx([0.1, 0.2, 0.4])
+
+
+def test_losses_of_clients_have_the_colours_of_their_groups():
+    sums = [[1.0, 2.0, 3.0], [1.5, 2.5, 3.5], [1.5, 2.5, 3.5]]
+    insights = [{"round": number, "cumulative_loss": row} for number, row in enumerate(sums, start=1)]
+    run = stored(insights=insights, clients=with_accuracies(1, 1, 1, groups=[0, 1, 0]))
+    curves = drawn("losses", {"a": [run]}).axes[0].get_lines()
+    assert [line.get_ydata().tolist() for line in curves] == [[1, 0.5], [2, 0.5], [3, 0.5]]  # none after clustering
+    assert curves[0].get_color() == curves[2].get_color() != curves[1].get_color()
+    curves = drawn("losses", {"a": [run]}, cumulative=True).axes[0].get_lines()
+    assert curves[1].get_ydata().tolist() == [2, 2.5]
+
+
+def test_trust_shows_uncertainty_and_the_sizes_of_lists():
+    insights = [
+        {"round": 1, "uncertainty": [0.8, None], "chosen": [2, 0]},
+        {"round": 2, "uncertainty": [0.4, 0.6], "chosen": [3, 1]},
+    ]
+    left, right = drawn("trust", {"a": [stored(insights=insights)]}).axes
+    assert left.get_lines()[0].get_ydata() == pytest.approx([0.8, 0.5])
+    assert right.get_lines()[0].get_ydata() == pytest.approx([1, 2])
+    assert right.collections[0].get_paths()[0].vertices[:, 1].max() == 3
+
+
+def test_trust_of_a_measure_is_all_rounds_at_once(tmp_path):
+    details = {"uncertainty": [[0.9, 0.7], [0.5, 0.3]], "chosen": [[1, 1], [2, 4]]}
+    (tmp_path / "details.json").write_text(json.dumps(details))
+    left, right = drawn("trust", {"a": [stored(path=tmp_path)]}).axes
+    assert left.get_lines()[0].get_ydata() == pytest.approx([0.8, 0.4])
+    assert right.get_lines()[0].get_xdata().tolist() == [1, 2]
+
+
+# Who is like whom
+
+DISTANCE = [[0.0, 3.0, 1.0], [3.0, 0.0, 2.0], [1.0, 2.0, 0.0]]
+
+
+def test_a_matrix_is_ordered_by_group():
+    run = stored(insights=[{"round": 1, "distance": DISTANCE}], clients=with_accuracies(1, 1, 1, groups=[0, 1, 0]))
+    figure = drawn("matrix", {"a": [run]}, title="Far apart")
+    order = [0, 2, 1]
+    assert images(figure)[0].tolist() == np.array(DISTANCE)[np.ix_(order, order)].tolist()
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["c0", "c2", "c1"]
+    assert titles(figure) == ["Far apart"]
+    plain = drawn("matrix", {"a": [run]}, order="none")
+    assert images(plain)[0].tolist() == DISTANCE
+
+
+def test_a_matrix_is_ordered_by_the_groups_found():
+    run = stored(insights=[{"round": 1, "distance": DISTANCE, "clusters": [1, 0, 1]}])
+    found = images(drawn("matrix", {"a": [run]}, order="found"))[0]
+    assert found.tolist() == np.array(DISTANCE)[np.ix_([1, 0, 2], [1, 0, 2])].tolist()
+
+
+def test_a_matrix_is_that_of_a_round_and_seed():
+    first = [{"round": 2, "similarity": [[1, 0.2], [0.2, 1]]}, {"round": 4, "similarity": [[1, 0.4], [0.4, 1]]}]
+    second = [{"round": 4, "similarity": [[1, None], [None, 1]]}]
+    runs = {"a": [stored(insights=first), stored(seed=1, insights=second)]}
+    assert images(drawn("matrix", runs, round=3))[0][0, 1] == 0.2
+    assert images(drawn("matrix", runs, of="similarity"))[0][0, 1] == 0.4
+    assert images(drawn("matrix", runs, seed=1))[0].mask[0, 1]  # not known
+    with pytest.raises(NotRecordedError, match="no run recorded distance"):
+        kinds.make("matrix", of="distance").draw(runs)
+
+
+def test_matrices_of_several_runs_have_a_panel_each():
+    runs = {name: [stored(insights=[{"round": 1, "distance": DISTANCE}])] for name in ("a", "b", "c", "d")}
+    figure = drawn("matrix", runs, title="All", same_scale=True)
+    assert len(images(figure)) == 4
+    assert titles(figure) == ["a", "b", "c", "d"]
+    assert figure.get_suptitle() == "All"
+
+
+def test_the_highest_silhouette_has_a_ring():
+    insights = [{"round": 1, "silhouette": [[2, 0.3], [3, 0.7], [4, 0.5]]}]
+    axes = drawn("silhouette", {"a": [stored(insights=insights)]}).axes[0]
+    assert lines(axes)["a"].get_xdata().tolist() == [2, 3, 4]
+    ring = axes.get_lines()[1]
+    assert (ring.get_xdata().tolist(), ring.get_ydata().tolist()) == ([3], [0.7])
+
+
+def test_a_silhouette_of_a_measure_is_a_mean_over_seeds(tmp_path):
+    runs = []
+    for seed, scores in enumerate([[0.2, 0.4, 0.9], [0.4, 0.6]]):
+        (tmp_path / str(seed)).mkdir()
+        details = {"k": list(range(2, 2 + len(scores))), "silhouettes": scores}
+        (tmp_path / str(seed) / "details.json").write_text(json.dumps(details))
+        runs.append(stored(seed=seed, path=tmp_path / str(seed)))
+    line = lines(drawn("silhouette", {"a": runs}).axes[0])["a"]
+    assert line.get_xdata().tolist() == [2, 3]  # what all seeds have tried
+    assert line.get_ydata() == pytest.approx([0.3, 0.5])
+
+
+def shares_run():
+    shares = [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0], [0.0, 1.0]]
+    insights = [{"round": 1, "label_shares": shares, "clusters": [0, 1, 0, -1]}]
+    return stored(insights=insights, clients=with_accuracies(1, 1, 1, 1, groups=[0, 1, 0, 1]))
+
+
+def test_labels_are_dots_by_client_and_label():
+    axes = drawn("labels", {"a": [shares_run()]}).axes[0]
+    assert axes.collections[0].get_offsets().tolist() == [[0, 0], [1, 0], [2, 1], [3, 1]]  # in the order of groups
+    assert "100 % of a client's samples" in axes.get_title(loc="left")
+
+
+def test_labels_of_runs_with_the_same_clients_are_drawn_once():
+    assert len(drawn("labels", {"a": [shares_run()], "b": [shares_run()]}).axes) == 1
+
+
+def test_labels_that_nobody_recorded_are_those_of_the_split(tmp_path):
+    from coterie.settings import Settings
+
+    settings = Settings.of({"clients": 3, "limit": 90, "net": "logistic"}, "fedavg")[0]
+    run = StoredRun(tmp_path, settings.resolved().table(), {}, [], [], [])
+    axes = drawn("labels", {"a": [run]}).axes[0]
+    counts = settings.world.population.label_counts()
+    assert len(axes.collections[0].get_offsets()) == (counts > 0).sum()
+    assert f"largest dot: {counts.max()} samples" in axes.get_title(loc="left")
+
+
+def test_clients_are_shown_before_and_after_clustering():
+    before, after = drawn("pca", {"a": [shares_run()]}).axes
+    # Two kinds of clients on a line through both labels, half the square root of 2 to either side.
+    assert np.abs(lines(before)["group 0"].get_xdata()) == pytest.approx([np.sqrt(0.5)] * 2)
+    apart = lines(before)["group 0"].get_xdata()[0] - lines(before)["group 1"].get_xdata()[0]
+    assert abs(apart) == pytest.approx(np.sqrt(2))
+    assert lines(before)["group 0"].get_ydata() == pytest.approx([0, 0], abs=1e-12)
+    assert {name: len(line.get_xdata()) for name, line in lines(after).items()} == {
+        "cluster 0": 2,
+        "cluster 1": 1,
+        "no cluster": 1,
+    }
+    assert before.get_xlabel() == "component 1 (100 % of the variance)"
+
+
+def test_mixing_is_what_was_recorded_in_some_rounds():
+    insights = [{"round": n, "mixing": [[1 - n / 10, n / 10], [0.5, 0.5]]} for n in (1, 2, 3, 4, 5)]
+    run = stored(rounds=evaluated(*[0.1] * 5), insights=insights)
+    shown = images(drawn("mixing", {"a": [run]}))
+    assert [round(float(image[0, 1] ** 2), 6) for image in shown[:3]] == [0.1, 0.3, 0.5]  # colours go by roots
+    assert len(images(drawn("mixing", {"a": [run], "b": [run]}, rounds=[2, 4]))) == 4
+
+
+def test_mixing_inside_of_groups_is_by_samples():
+    groups = [{"round": 1, "groups": [0, 0, 0]}, {"round": 3, "groups": [0, 1, 0]}]
+    run = stored(rounds=evaluated(*[0.1] * 4), groups=groups, clients=with_accuracies(1, 1, 1))
+    first, second = images(drawn("mixing", {"a": [run]}, rounds=[2, 4], order="none"))
+    assert first.data[0] ** 2 == pytest.approx([1 / 6, 2 / 6, 3 / 6])
+    assert second.data[0] ** 2 == pytest.approx([1 / 4, 0, 3 / 4])
+    assert second.data[1] ** 2 == pytest.approx([0, 1, 0])
+
+
+# What came out
+
+
+def test_a_sweep_is_ordered_by_the_option():
+    runs = [
+        stored("fedprox", seed, mu=mu, summary={"accuracy_mean": mu / 10 + seed / 10})
+        for mu in (1.0, 0.1, 0.5)
+        for seed in (0, 1)
+    ]
+    container = drawn("sweep", {"a": runs}, x="mu").axes[0].containers[0]
+    line, _, (bars,) = container.lines
+    assert line.get_xdata().tolist() == [0.1, 0.5, 1]
+    assert line.get_ydata() == pytest.approx([6, 10, 15])
+    low, high = bars.get_segments()[0][:, 1]
+    assert high - low == pytest.approx(2 * 10 / np.sqrt(2))
+
+
+def test_a_sweep_over_words_has_them_on_its_axis():
+    runs = [stored(schedule=word, summary={"accuracy_mean": 0.5}) for word in ("cosine", "constant")]
+    axes = drawn("sweep", {"a": runs}, x="schedule").axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["constant", "cosine"]
+
+
+def test_a_setting_is_found_in_its_part():
+    run = stored(alpha=2)
+    assert setting(run, "alpha") == 2  # the method's goes first
+    assert setting(run, "split.alpha") == 0.5
+    assert setting(run, "net") == "mlp"
+    assert setting(run, "colour") is None
+
+
+def test_bars_are_means_with_their_numbers():
+    runs = {"a": [stored(seed=s, summary={"accuracy_mean": 0.5 + s / 10}) for s in (0, 1)], "none": [stored()]}
+    axes = drawn("bars", runs).axes[0]
+    assert [bar.get_width() for bar in axes.patches] == pytest.approx([55])
+    assert [text.get_text() for text in axes.texts] == ["55"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["a"]
+
+
+def test_bars_can_be_any_statistic():
+    runs = {"a": [stored(rounds=evaluated(0.2, 0.6, 0.7))], "b": [stored(rounds=evaluated(0.7, 0.6, 0.7))]}
+    bars = drawn("bars", runs, value="rounds_to(accuracy_mean, 0.65)").axes[0].patches
+    assert [bar.get_width() for bar in bars] == [3, 1]
+
+
+def test_spread_goes_from_the_worst_client_to_the_best():
+    summary = {"accuracy_min": 0.2, "accuracy_mean": 0.5, "accuracy_max": 0.9}
+    more = summary | {f"global_{key}": value / 2 for key, value in summary.items()}
+    figure = drawn("spread", {"a": [stored(summary=summary)], "b": [stored(summary=more)]})
+    own, globally = (collection.get_segments() for collection in figure.axes[0].collections)
+    assert [segment[:, 0].tolist() for segment in own] == [[20, 90], [20, 90]]
+    assert globally[0][:, 0].tolist() == [10, 45]
+    assert lines(figure.axes[0])["global test set"].get_xdata() == pytest.approx([25])
+
+
+def test_gain_is_over_the_same_client_with_the_same_seed():
+    runs = {
+        "alone": [
+            stored("local", 0, clients=with_accuracies(0.5, 0.4)),
+            stored("local", 1, clients=with_accuracies(0.1)),
+        ],
+        "ours": [stored("ifca", 0, clients=with_accuracies(0.6, 0.2)), stored("ifca", 1, clients=with_accuracies(0.4))],
+    }
+    figure = drawn("gain", runs)
+    assert titles(figure) == ["Gain over local"]  # FedAvg was not run
+    assert lines(figure.axes[0])["ours"].get_ydata() == pytest.approx([20, -20])
+    assert gains(runs["ours"], runs["alone"]) == pytest.approx({"c0": 0.2, "c1": -0.2})
+
+
+def test_gain_over_another_world_is_none():
+    other = stored("local", clients=with_accuracies(0.5))
+    other.settings["split"] = {"name": "iid", "alpha": 0.1}
+    assert gains([stored("ifca", clients=with_accuracies(0.6))], [other]) == {}
+    fast = stored("local", clients=with_accuracies(0.5), rate=3.0)
+    assert gains([stored("ifca", clients=with_accuracies(0.6))], [fast]) == pytest.approx({"c0": 0.1})
+
+
+def test_gains_leave_out_who_was_not_scored():
+    ours = [stored("ifca", clients=with_accuracies(0.6, None, 0.9))]
+    assert gains(ours, [stored("local", clients=with_accuracies(0.5, 0.5))]) == pytest.approx({"c0": 0.1})
+
+
+def test_every_method_is_in_the_legend_of_gains():
+    runs = {name: [stored(name, clients=with_accuracies(0.5, 0.6))] for name in ("local", "fedavg", "ifca", "cafa")}
+    figure = drawn("gain", runs)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["fedavg", "ifca", "cafa", "local"]
+    assert titles(figure) == ["Gain over local", "Gain over fedavg"]
+
+
+# Of studies
+
+
+@dataclass
+class Described:
+    """As much of a study as figures look at."""
+
+    axes: dict = field(default_factory=lambda: {"data": {"X": {}, "Y": {}}, "beta": {"1": {}, "2": {}}, "method": {}})
+
+
+def results(**methods):
+    runs = {
+        (data, beta, name): [stored(method, rounds=evaluated(0.5), beta=int(beta), summary={"accuracy_mean": 0.5})]
+        for data in ("X", "Y")
+        for beta in ("1", "2")
+        for name, method in methods.items()
+    }
+    return Results(Described(), 1, {**runs, ("Y", "2", "M"): []}, {})
+
+
+def test_a_study_gets_a_figure_for_each_combination():
+    found = draw(FigureSpec("Curves", "curves", by=("data",)), results(M="ifca", N="fedavg"))
+    assert [name for name, _ in found] == ["Curves, X", "Curves, Y"]
+    assert list(lines(found[0][1].axes[0])) == ["1, M", "1, N", "2, M", "2, N"]
+    assert list(lines(found[1][1].axes[0])) == ["1, M", "1, N", "2, N"]  # one was not run
+
+
+def test_a_study_shows_what_it_is_asked_for():
+    spec = FigureSpec("Curves", "curves", by=("data", "beta"), where={"data": "x", "method": "N*"})
+    found = draw(spec, results(M="ifca", N="fedavg"))
+    assert [name for name, _ in found] == ["Curves, X, 1", "Curves, X, 2"]
+    assert list(lines(found[0][1].axes[0])) == ["N"]
+
+
+def test_a_sweep_of_a_study_goes_over_its_axis():
+    spec = FigureSpec("Sweep", "sweep", by=("data",), options={"x": "beta", "over": "beta"})
+    (_, figure), _ = draw(spec, results(M="ifca", N="fedavg"))
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    assert labels == ["M", "N"]
+    assert handles[0].lines[0].get_xdata().tolist() == [1, 2]
+
+
+def test_a_figure_without_records_is_left_out_with_a_word(caplog):
+    assert draw(FigureSpec("Trust", "trust"), results(M="ifca")) == []
+    assert "Trust: not drawn (trust: no run recorded opinions" in caplog.text
+
+
+def test_recipes_ask_for_figures_that_exist():
+    for name in recipes.names():
+        for spec in recipes.recipe(name).figures:
+            kinds.make(spec.kind, **spec.options)
+
+
+def test_a_wrong_option_of_a_study_is_refused():
+    with pytest.raises(SettingsError, match="smooth=2"):
+        draw(FigureSpec("Curves", "curves", options={"smooth": 2}), results(M="ifca"))

@@ -1,0 +1,269 @@
+"""The page about stored runs: what is on it, and that a real browser shows it, on a phone too, without a network."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from coterie.lab import RunFolder, StoredRun, compare
+from coterie.report import page, sections
+from coterie.report.runs import by_name, write_report
+from coterie.settings import Settings
+
+METHODS = ("local", "fedavg", "autocfl", "cafa", "slfed", "flis-dc")
+TINY = {"clients": 6, "net": "logistic", "limit": 400, "rounds": 4, "split": "autocfl-label", "server_samples": 20}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Runs of several methods, with insights."""
+    folder = tmp_path_factory.mktemp("runs")
+    given = {**TINY, "insights": True, "gan_steps": 3, "synthetic": 20}
+    chosen = [Settings.of(given, name, others=METHODS)[0] for name in METHODS]
+    compare(chosen, seeds=2, out=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(folder, tmp_path_factory):
+    """Their page."""
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    runs = [StoredRun.read(one) for one in sorted(folder.iterdir()) if one.is_dir()]
+    write_report(path, "A & B", runs)
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(report):
+    return report.read_text()
+
+
+def tables(text):
+    """Header and rows of every table on a page."""
+    found = []
+    for table in re.findall(r"<table.*?</table>", text):
+        rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", table)]
+        found.append((rows[0], rows[1:]))
+    return found
+
+
+def over_local(text):
+    """The table of gains over training alone."""
+    return next((header, rows) for header, rows in tables(text) if header[0] == "client" and "local" not in header)
+
+
+# What is on it
+
+
+def test_the_page_has_all_its_parts(text):
+    headings = re.findall(r"<h2>(.*?)</h2>", text)
+    assert headings == ["Methods", "Every client", "Figures", "The split", "What it cost", "Settings"]
+    assert "<h1>A &amp; B</h1>" in text
+    assert "digits, autocfl-label split, 6 clients, net logistic, 4 rounds; 2 seeds" in text
+
+
+def test_every_figure_that_the_records_allow_is_there(text):
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", text)
+    words = ("gained", "Mean accuracy", "sent while", "worst client", "How far", "CAFA", "AutoCFL", "SLFed", "mixed of")
+    for word in words:
+        assert any(word in caption for caption in captions), word
+    assert len(captions) == len(set(captions)) == 10
+
+
+def test_without_insights_there_are_fewer_figures(folder, tmp_path):
+    runs = [StoredRun.read(folder / f"{name}-seed0") for name in ("local", "fedavg")]
+    for run in runs:
+        run.insights.clear()
+    write_report(tmp_path / "x.html", "x", runs)
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", (tmp_path / "x.html").read_text())
+    assert len(captions) == 5  # gains, two curves, the spread over clients, the split
+
+
+def test_gains_of_clients_are_those_of_the_records(folder, text):
+    accuracy = {
+        (method, seed, client["client"]): client["accuracy"]
+        for method in METHODS
+        for seed in (0, 1)
+        for client in StoredRun.read(folder / f"{method}-seed{seed}").clients
+    }
+    header, rows = over_local(text)
+    assert header == ["client", "group", "samples", "autocfl", "cafa", "fedavg", "flis-dc", "slfed"]
+    assert len(rows) == 6
+    for row in rows:
+        for method, shown in zip(header[3:], row[3:], strict=True):
+            gained = [accuracy[method, seed, row[0]] - accuracy["local", seed, row[0]] for seed in (0, 1)]
+            assert float(shown.replace("−", "-")) == pytest.approx(50 * sum(gained), abs=0.051)
+
+
+def test_clients_that_are_better_off_are_counted(text):
+    verdicts = [(header, rows) for header, rows in tables(text) if "better off" in header]
+    assert len(verdicts) == 2
+    _, gains = over_local(text)
+    column = [float(row[3].replace("−", "-")) for row in gains]
+    shown = next(row for row in verdicts[0][1] if row[0] == "autocfl")
+    assert int(shown[1].split()[0]) >= sum(value > 0 for value in column)
+    assert shown[1].endswith("of 6")
+    assert float(shown[5].replace("−", "-")) == max(column)
+
+
+def test_costs_are_those_of_the_ledger(folder, text):
+    _, rows = next((header, rows) for header, rows in tables(text) if "what was sent" in header)
+    shown = {}
+    name = ""
+    for first, *rest in rows:
+        name = first or name
+        shown[name, html.unescape(rest[0])] = rest[1:]
+    parameters = StoredRun.read(folder / "fedavg-seed0").summary["parameters"]
+    sent = 4 * parameters * 6 * 4  # bytes of a model, clients, rounds
+    assert shown["fedavg", "to the server: models"] == [f"{sent / 1e3:.1f} kB", f"{4 * parameters / 1e3:.1f} kB"]
+    assert ("cafa", "to the server: how many samples of each label a client has") in shown
+    assert ("slfed", "between clients: secret shares of models") in shown
+    assert [what for name, what in shown if name == "local"] == ["for scoring, which is no part of the method"]
+
+
+def test_the_page_says_what_clients_give_away(text):
+    said = html.unescape(text)
+    assert "cafa: A client gives away its label histogram to the server" in said
+    assert "slfed: it sends whether training went well, predicted classes of synthetic samples" in said
+    assert "local: nothing: it sends nothing." in said
+
+
+def test_settings_are_complete_and_folded(text):
+    folded = re.findall(r"<details><summary>(.*?)</summary>(.*?)</details>", text, re.DOTALL)
+    names = [summary for summary, content in folded if "<pre>" in content]
+    assert names == ["autocfl", "cafa", "fedavg", "flis-dc", "local", "slfed"]
+    assert text.count("format = 1") == 6
+
+
+def test_runs_that_are_not_finished_are_named(folder, tmp_path):
+    settings = Settings.of(TINY, "fedprox")[0]
+    fed = settings.world.federation()
+    RunFolder(tmp_path / "begun", settings.resolved().table()).open(fed.net, resume=False)
+    write_report(tmp_path / "x.html", "x", [StoredRun.read(folder / "local-seed0"), StoredRun.read(tmp_path / "begun")])
+    assert "Not finished, and not on this page: begun (0 rounds done)." in (tmp_path / "x.html").read_text()
+
+
+def test_runs_are_told_apart_by_what_was_chosen_for_them(folder):
+    runs = [StoredRun.read(one) for one in sorted(folder.iterdir()) if one.is_dir()]
+    # CAFA and SLFed both have an option `sharing`, whose defaults are others.
+    assert {name: len(some) for name, some in by_name([*runs, *runs]).items()} == dict.fromkeys(sorted(METHODS), 2)
+
+
+def test_names_are_text(folder, tmp_path):
+    runs = [StoredRun.read(folder / f"{name}-seed0") for name in ("local", "fedavg")]
+    for run in runs:
+        run.clients[0]["client"] = "<script>alert(1)</script>"
+    write_report(tmp_path / "x.html", "<b>", runs)
+    text = (tmp_path / "x.html").read_text()
+    assert text.count("<script") == 1
+    assert "&lt;script&gt;alert(1)" in text
+    assert "<b>" not in text
+
+
+def test_many_clients_are_folded_up(monkeypatch, folder):
+    monkeypatch.setattr(sections, "_MANY", 5)
+    runs = {name: [StoredRun.read(folder / f"{name}-seed0")] for name in ("local", "fedavg")}
+    assert "<summary>All 6 clients</summary>" in sections.clients(runs)
+
+
+# The command
+
+
+def test_the_command_writes_a_page_and_replaces_it(call, tmp_path, folder):
+    for _ in range(2):
+        outcome = call(f"report {folder / 'local-seed0'} {folder / 'fedavg-seed0'} -o new/page.html")
+        assert outcome.code == 0, outcome
+        assert "new/page.html" in outcome.out
+    assert page.is_page(tmp_path / "new/page.html")
+    assert "<h1>local-seed0, fedavg-seed0</h1>" in (tmp_path / "new/page.html").read_text()
+
+
+def test_the_command_replaces_nothing_else(refused, tmp_path, folder):
+    (tmp_path / "thesis.html").write_text("<!doctype html>mine")
+    refused(f"report {folder} -o thesis.html", "thesis.html: is there already and no page of ours")
+    refused(f"report {folder} -o .", "no page of ours")
+    refused("report", "no runs: name run folders")
+    refused("report nothing", "not a run folder")
+    refused(f"report {folder} -o thesis.html/x.html", "cannot be written")
+
+
+# A real browser
+
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium or google-chrome on this machine")
+
+
+def browse(path: Path, *flags: str) -> str:
+    """What a browser makes of a file."""
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    command += ["--no-first-run", "--disable-component-update", "--disable-sync", f"--user-data-dir={path}.profile"]
+    done = subprocess.run([*command, *flags, path.as_uri()], capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout
+
+
+_PROBE = """
+<script>
+const frame = document.querySelector("iframe");
+frame.onload = () => setTimeout(() => {
+  const inner = frame.contentDocument, root = inner.documentElement;
+  const clicked = inner.querySelectorAll("table.sortable th")[1];
+  if (clicked) clicked.click();
+  const column = clicked ? [...clicked.closest("table").tBodies[0].rows].map(row => row.cells[1].dataset.value) : [];
+  const asked = frame.contentWindow.performance.getEntriesByType("resource").map(entry => entry.name);
+  const drawn = [...inner.querySelectorAll("figure svg")].filter(svg => svg.getBoundingClientRect().height > 50);
+  const told = {width: root.scrollWidth, figures: drawn.length, asked: asked.filter(name => !name.startsWith("data:")),
+    blocked: frame.contentWindow.blocked, column, failed: frame.contentWindow.failed};
+  document.title = JSON.stringify(told);
+}, 300);
+</script>
+"""
+_WATCH = """<script>
+blocked = []; failed = [];
+addEventListener("securitypolicyviolation", event => blocked.push(event.blockedURI));
+addEventListener("error", event => failed.push(event.message));
+</script>"""
+
+
+def probed(text, width, tmp_path):
+    """How a page does in a frame of this width: browsers' own windows do not get as narrow as a phone."""
+    watched = html.escape(text.replace("<head>", "<head>" + _WATCH, 1))
+    frame = f'<iframe style="border:0;width:{width}px;height:800px" srcdoc="{watched}"></iframe>'
+    (tmp_path / "frame.html").write_text(f"<!doctype html><title>-</title><body>{frame}{_PROBE}")
+    dom = browse(tmp_path / "frame.html", "--virtual-time-budget=5000", "--dump-dom")
+    return json.loads(html.unescape(re.search(r"<title>(.*?)</title>", dom)[1]))
+
+
+@browser
+@pytest.mark.parametrize("width", [360, 1200])
+def test_a_browser_shows_the_page_without_asking_for_anything(text, tmp_path, width):
+    told = probed(text, width, tmp_path)
+    assert told["width"] <= width  # tables and figures scroll, the page does not
+    assert told["asked"] == told["blocked"] == told["failed"] == []
+    assert told["figures"] == text.count("<figure>") > 5
+    numbers = [float(value) for value in told["column"]]
+    assert numbers == sorted(numbers, reverse=True)  # a click on a header has sorted by it
+
+
+@browser
+def test_a_page_that_asks_for_something_or_is_too_wide_would_be_noticed(text, tmp_path):
+    bad = text.replace("</h1>", '</h1><img src="http://127.0.0.1:9/x.png"><div style="width:700px">x</div>', 1)
+    told = probed(bad, 360, tmp_path)
+    assert told["width"] >= 700
+    assert told["blocked"] == ["http://127.0.0.1:9/x.png"]  # our policy keeps the browser from asking
+
+
+@browser
+def test_a_browser_draws_the_page(report, tmp_path):
+    from PIL import Image
+
+    browse(report, "--window-size=800,1000", f"--screenshot={tmp_path / 'page.png'}")
+    shot = Image.open(tmp_path / "page.png").convert("L")
+    assert shot.size == (800, 1000)
+    dark, light = shot.getextrema()
+    assert light - dark > 200  # text on its ground
