@@ -280,7 +280,7 @@ class _Joined(Form):
     """A form that computes together with other runs."""
 
     def __init__(self, inner: Form, meeting: Meeting, number: int) -> None:
-        super().__init__(inner.half, strict=inner.strict)
+        super().__init__(inner.half)
         self._inner, self._meeting, self._number = inner, meeting, number
         self.name, self.about, self.together, self.stacked = inner.name, inner.about, inner.together, inner.stacked
 
