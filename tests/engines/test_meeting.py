@@ -13,6 +13,7 @@ from coterie.errors import CoterieError
 from coterie.forms import Vectorised
 from coterie.lab import compare
 from coterie.settings import Settings
+from helpers import tensors_of
 
 TINY = {"clients": 4, "net": "mlp", "limit": 300, "precision": "float64", "device": "cpu", "workers": 0, "batch": 8}
 
@@ -120,6 +121,12 @@ def test_what_runs_ask_of_models_is_answered_together(monkeypatch):
     assert max(meetings[-1].answers) == 6
 
 
+def test_runs_that_ask_about_more_and_about_fewer_samples_at_the_same_time():
+    # FLIS chooses among models only once it has several: its questions meet others of other lengths.
+    chosen = settings("flis-dc", "fedavg", "ifca", server_samples=20, split_seed=0, split="quantity")
+    agree(compare(chosen, seeds=2, together=True), compare(chosen, seeds=2, together=False))
+
+
 def test_predictions_on_given_inputs_are_made_together():
     chosen = settings("flis-dc", server_samples=20, split_seed=0)
     agree(compare(chosen, seeds=2, together=True), compare(chosen, seeds=2, together=False))
@@ -145,3 +152,17 @@ def test_when_memory_runs_out_runs_go_on_in_halves(monkeypatch):
     monkeypatch.setattr(Vectorised, "train", limited)
     compare(settings("fedavg", split_seed=0), seeds=4, together=True)
     assert served() == [4, 2, 2, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("names", [("fedavg", "scaffold"), ("ifca", "flis-dc")], ids=", ".join)
+def test_strict_runs_are_the_same_to_the_last_bit_alone_together_and_in_smaller_groups(names):
+    # Unequal clients and convolutions: otherwise even what is not strict happens to be the same.
+    more = {"precision": "float32", "strict": True, "engine": "vectorised", "net": "cnn", "split": "quantity"}
+    more |= {"split_seed": 0, "server_samples": 20, "rounds": 2}
+    together = compare(settings(*names, **more), seeds=2, together=True)
+    alone = compare(settings(*names, **more), seeds=2, together=False)
+    parts = compare(settings(*names, **more, memory=1e-4), seeds=2, together=False)
+    for one, other, third in zip(together, alone, parts, strict=True):
+        assert one[1].clients == other[1].clients == third[1].clients
+        ours, theirs, others = (tensors_of(result.state) for _, result in (one, other, third))
+        assert all(torch.equal(ours[key], theirs[key]) and torch.equal(ours[key], others[key]) for key in ours)

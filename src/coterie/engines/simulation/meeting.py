@@ -110,7 +110,8 @@ class _Judging(_Request):
         else:
             places = [own for one in asked for own in one.places]
         found = inner.judge(Questions(self.questions.pool, Models.cat([one.models for one in asked]), places))
-        return [part.transpose(0, 1) for (part,) in _split(group, found.transpose(0, 1))]
+        parts = _split(group, found.transpose(0, 1))
+        return [part.transpose(0, 1)[:, :, : one.longest] for one, (part,) in zip(asked, parts, strict=True)]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -300,8 +301,11 @@ class _Joined(Form):
     def outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
         """Run the models when all others are waiting too."""
         if shared:
-            return self._inner.outputs(models, x, shared)
+            return self._outputs(models, x, shared)
         return self._meeting.ask(self._number, self._inner, _Predicting(models=models, x=x))
+
+    def _outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
+        return self._inner.outputs(models, x, shared)
 
     def judge(self, questions: Questions) -> Tensor:
         """Ask the models when all other runs are waiting too."""
