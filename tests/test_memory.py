@@ -150,3 +150,46 @@ def _write(memory, expected, clients, name, value):
     positions = torch.tensor(sorted(clients))
     memory.update(positions, {name: torch.full((len(clients),), value)})
     expected[name] |= dict.fromkeys(clients, value)
+
+
+def test_a_snapshot_shows_what_was_there_when_it_was_made(memory):
+    before = memory.snapshot()
+    assert before["mark"]["rows"].tolist() == [1, 3]
+    memory.update(ALL, {"mark": numbers(7, 8, 9), "new": numbers(0, 0, 0)})
+    assert list(before) == ["mark"]
+    assert before["mark"]["clients"].tolist() == [0, 2]
+    assert before["mark"]["rows"].tolist() == [1, 3]
+    after = memory.snapshot()
+    memory.rollback()
+    assert after["mark"]["rows"].tolist() == [7, 8, 9]
+
+
+def test_what_all_clients_keep_is_not_copied_for_a_snapshot_that_is_stored_at_once(memory):
+    memory.update(ALL, {"mark": numbers(7, 8, 9)})
+    assert memory.snapshot()["mark"]["rows"] is memory.values["mark"]
+
+
+def test_rows_are_copied_only_if_they_are_read(memory, monkeypatch):
+    read = []
+    monkeypatch.setattr("coterie.memory._taken", lambda value, positions: read.append(value) or value[positions])
+    memory.update(ALL, {"large": torch.zeros(3, 50)})
+    some = memory.rows(at(2, 0))
+    assert set(some) == {"mark", "large"}
+    assert not read
+    assert some.values["mark"].tolist() == [3, 1]
+    assert len(read) == 1
+
+
+def test_clients_can_be_counted_from_the_end(memory):
+    memory.update(at(-1), {"mark": numbers(5)})
+    assert memory.rows(at(-1)).values["mark"].tolist() == [5]
+    memory.rollback(at(-1))
+    assert content(memory) == {"mark": {0: 1.0, 2: 3.0}}
+
+
+def test_a_value_is_kept_where_its_home_is():
+    memory = Memory(3, home=lambda rows: torch.device("meta" if rows.dim() > 1 else "cpu"))
+    memory.update(at(1), {"mark": numbers(5), "model": torch.ones(1, 4)})
+    assert memory.values["mark"].device.type == "cpu"
+    assert memory.values["model"].device.type == "meta"
+    assert memory.size_on(torch.device("meta")) == 3 * 4 * 4
