@@ -273,11 +273,13 @@ class Terms:
     ) -> "Terms":
         """The terms for a stack of models, one row per client. A pull of exactly 0 is none, to the last bit."""
         target = start.parameters
-        pulls = isinstance(pull, Tensor) or pull != 0
-        strength = torch.as_tensor(pull, dtype=target.dtype, device=target.device)
+        strength = centre = None
+        if isinstance(pull, Tensor) or pull != 0:
+            strength = torch.as_tensor(pull, dtype=target.dtype, device=target.device).expand(len(start)).unsqueeze(1)
+            centre = (start if anchor is None else anchor).parameters.expand_as(target)
         return cls(
-            strength.expand(len(start)).unsqueeze(1) if pulls else None,
-            (start if anchor is None else anchor).parameters.expand_as(target) if pulls else None,
+            strength,
+            centre,
             None if push is None else push.parameters.expand_as(target),
             None if trains == "all" else start.net.part(trains).to(target.dtype),
         )
