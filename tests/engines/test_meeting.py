@@ -3,6 +3,7 @@
 import threading
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from test_simulation import METHODS
@@ -11,9 +12,10 @@ import coterie
 from coterie.engines.simulation.meeting import Meeting
 from coterie.errors import CoterieError
 from coterie.forms import Vectorised
+from coterie.judging import Questions
 from coterie.lab import compare
 from coterie.settings import Settings
-from helpers import tensors_of
+from helpers import close, mlp, tensors_of, world
 
 TINY = {"clients": 4, "net": "mlp", "limit": 300, "precision": "float64", "device": "cpu", "workers": 0, "batch": 8}
 
@@ -121,10 +123,20 @@ def test_what_runs_ask_of_models_is_answered_together(monkeypatch):
     assert max(meetings[-1].answers) == 6
 
 
-def test_runs_that_ask_about_more_and_about_fewer_samples_at_the_same_time():
-    # FLIS chooses among models only once it has several: its questions meet others of other lengths.
-    chosen = settings("flis-dc", "fedavg", "ifca", server_samples=20, split_seed=0, split="quantity")
-    agree(compare(chosen, seeds=2, together=True), compare(chosen, seeds=2, together=False))
+def test_questions_about_more_and_about_fewer_samples_get_what_they_get_alone():
+    here, meeting, form = world(mlp), Meeting(), Vectorised()
+    asked = [
+        Questions(here.pool, here.models(2), [np.arange(9)] * 2),
+        Questions(here.pool, here.models(3, seed=1), [np.arange(4)] * 3),
+        Questions(here.pool, here.models(2, seed=2), [np.array([3, 1]), np.arange(6)]),
+    ]
+    found = meeting.run([partial(meeting.form(form, number).judge, one) for number, one in enumerate(asked)])
+    assert meeting.answers == [3]
+    for one, answers in zip(asked, found, strict=True):
+        assert answers.shape == (2, len(one.places), max(map(len, one.places)))
+        for row, places in enumerate(one.places):
+            alone = form.judge(Questions(here.pool, one.models[row : row + 1], [places]))
+            close(answers[:, row, : len(places)], alone[:, 0])
 
 
 def test_predictions_on_given_inputs_are_made_together():
