@@ -1,5 +1,8 @@
 """What clients remember, and how a lost round leaves no trace."""
 
+import resource
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -111,8 +114,9 @@ def test_a_name_keeps_its_shape_and_type(memory, other):
         memory.update(ALL, {"mark": other})
 
 
-def test_models_are_kept_with_their_statistics():
-    models = world(normed, shape=(2, 4, 4)).models(3)
+@pytest.mark.parametrize("here", [world(normed, shape=(2, 4, 4)), world(mlp)], ids=["statistics", "none"])
+def test_models_are_kept_with_their_statistics(here):
+    models = here.models(3)
     memory = Memory(3)
     memory.update(at(2, 0), {"model": models[:2]})
     found = memory.rows(at(0, 2)).values["model"]
@@ -193,3 +197,16 @@ def test_a_value_is_kept_where_its_home_is():
     assert memory.values["mark"].device.type == "cpu"
     assert memory.values["model"].device.type == "meta"
     assert memory.size_on(torch.device("meta")) == 3 * 4 * 4
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="reads how much memory is in use from Linux")
+def test_clients_that_keep_nothing_cost_no_memory():
+    def in_use():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before = in_use()
+    memory = Memory(100_000)
+    memory.update(at(7, 99_999), {"large": torch.ones(2, 1000)})
+    assert memory.rows(at(7)).values["large"].sum() == 1000
+    assert memory.values["large"].dtype == torch.float32
+    assert in_use() - before < 100e6  # of 400 MB

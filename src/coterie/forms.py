@@ -141,7 +141,7 @@ class Loop(Form):
         sample_weights: Tensor | None = None,
     ) -> tuple[Models, Tensor]:
         """Train the lanes one by one."""
-        work = _Work.of(pool, lanes, start, terms, self.gradients(start.net, objective), objective, sample_weights)
+        work = _Work(pool, lanes, start, terms, self.gradients(start.net, objective), objective, sample_weights)
         return _joined(
             [result for row in range(len(lanes)) for result in train_lanes([work.bundle(slice(row, row + 1))])]
         )
@@ -191,7 +191,7 @@ class Branch(Loop):
         recorder = self.recorder_on(pool.device)
         if recorder is None:
             return super().train(pool, lanes, start, terms, objective, sample_weights)
-        work = _Work.of(pool, lanes, start, terms, self.gradients(start.net, objective), objective, sample_weights)
+        work = _Work(pool, lanes, start, terms, self.gradients(start.net, objective), objective, sample_weights)
         bundles = (work.bundle(slice(row, row + 1)) for row in range(len(lanes)))
         return _joined(train_lanes([recorder.prepared(one, objective, slot) for slot, one in enumerate(bundles)]))
 
@@ -224,7 +224,7 @@ class Vectorised(Form):
             gradient, (value, after) = step(parameters, buffers, tuple(_tensors(batch) for batch in batches), keys)
             return value, gradient, after
 
-        work = _Work.of(pool, lanes, start, terms, gradients, objective, sample_weights)
+        work = _Work(pool, lanes, start, terms, gradients, objective, sample_weights)
         if not self.strict:
             return self._trained(work.bundle(slice(None)), objective, recorder)
         stacks = _stacks(lanes)
@@ -275,29 +275,16 @@ class _Work:
     start: Models
     terms: Terms
     gradients: GradientFunction
-    streams: int
+    objective: Objective
     sample_weights: Tensor | None
-
-    @classmethod
-    def of(
-        cls,
-        pool: Pool,
-        lanes: Sequence[Lane],
-        start: Models,
-        terms: Terms,
-        gradients: GradientFunction,
-        objective: Objective,
-        sample_weights: Tensor | None,
-    ) -> "_Work":
-        """The work of training with an objective."""
-        return cls(pool, lanes, start, terms, gradients, getattr(objective, "batches", 1), sample_weights)
 
     def bundle(self, chosen: slice | list[int], rows: int | None = None) -> Bundle:
         """Some of the lanes, which take their steps together; with `rows`, in steps of one shape."""
         weights = None if self.sample_weights is None else self.sample_weights[chosen]
         lanes = self.lanes[chosen] if isinstance(chosen, slice) else [self.lanes[lane] for lane in chosen]
         start, terms = self.start[chosen], self.terms.rows(chosen)
-        return Bundle(self.pool, lanes, start, terms, self.gradients, self.streams, weights, rows)
+        streams = getattr(self.objective, "batches", 1)
+        return Bundle(self.pool, lanes, start, terms, self.gradients, streams, weights, rows)
 
 
 def _stacks(lanes: Sequence[Lane]) -> list[tuple[list[int], int]]:
