@@ -174,7 +174,7 @@ COLUMNS = [
     ("cfic/table2", "dirichlet=Dir(0.05)"),
     ("cfic/fig5", "dirichlet=Dir(0.5)"),
     ("flis/table1", "skew=20 %"),
-    ("flis/table2", None),
+    ("flis/table2", "data=FMNIST"),
     ("slfed/fig7", "distribution=Dist-3"),
     ("slfed/fig7-scaled", "distribution=Dist-1"),
     ("slfed/table1", "skew=DD1"),
