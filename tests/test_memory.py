@@ -168,9 +168,14 @@ def test_a_snapshot_shows_what_was_there_when_it_was_made(memory):
     assert after["mark"]["rows"].tolist() == [7, 8, 9]
 
 
-def test_what_all_clients_keep_is_not_copied_for_a_snapshot_that_is_stored_at_once(memory):
-    memory.update(ALL, {"mark": numbers(7, 8, 9)})
-    assert memory.snapshot()["mark"]["rows"] is memory.values["mark"]
+def test_rows_side_by_side_are_not_copied_for_a_snapshot_that_is_stored_at_once(memory):
+    memory.update(at(1), {"mark": numbers(8)})
+    memory.update(at(1, 2), {"more": numbers(5, 6)})
+    entries = dict(memory.snapshot())
+    assert [entry["clients"].tolist() for entry in entries.values()] == [[0, 1, 2], [1, 2]]
+    assert [entry["rows"].tolist() for entry in entries.values()] == [[1, 8, 3], [5, 6]]
+    for name, entry in entries.items():
+        assert entry["rows"].untyped_storage().data_ptr() == memory.values[name].untyped_storage().data_ptr()
 
 
 def test_rows_are_copied_only_if_they_are_read(memory, monkeypatch):

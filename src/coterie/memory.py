@@ -121,9 +121,11 @@ class Snapshot(Mapping[str, Any]):
     def __getitem__(self, name: str) -> dict[str, Any]:
         if self._taken is not None:
             return self._taken[name]
-        value, known = self._memory.values[name], self._memory.known[name]
-        positions = known.nonzero()[:, 0]
-        return {"clients": positions, "rows": value if known.all() else _taken(value, positions)}
+        value, positions = self._memory.values[name], self._memory.known[name].nonzero()[:, 0]
+        first, last = (int(positions[0]), int(positions[-1])) if len(positions) else (0, -1)
+        # Rows that lie side by side need no copy: at some time all clients keep a model.
+        aside = last - first + 1 == len(positions)
+        return {"clients": positions, "rows": value[first : last + 1] if aside else _taken(value, positions)}
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._memory.values if self._taken is None else self._taken)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Literal
 
 import numpy as np
@@ -206,7 +207,7 @@ class Simulation:
     def lanes_at_once(self, rows: int) -> int:
         """How many clients with batches of so many rows fit into memory together."""
         # Parameters, gradient, velocity and a temporary; activations once forward and about once backward.
-        numbers = 4 * self.net.parameters.total + 2 * rows * (self.net.activations + int(np.prod(self.net.shape)))
+        numbers = 4 * self.net.parameters.total + 2 * rows * (self.net.activations + prod(self.net.shape))
         return max(1, int(self._memory_limit * 1e9 / (numbers * self.net.dtype.itemsize)))
 
     # Running programs
