@@ -113,7 +113,9 @@ def test_a_split_is_not_shown_without_its_data(kind):
     [
         ("curves", {"over": "money"}, "over 'money'"),
         ("curves", {"smooth": 1.0}, r"smooth=1\.0: from 0"),
-        ("curves", {"band": "clients", "key": "ari"}, "only means over clients"),
+        ("curves", {"key": "acuracy_mean"}, "'acuracy_mean'.*accuracy_mean"),
+        ("curves", {"band": "clients", "key": "loss_mean"}, "worst and best client are not recorded"),
+        ("sweep", {"x": "mu", "value": "best(accuracy)"}, "best"),
         ("matrix", {"round": 0}, "round=0: counted from 1"),
         ("matrix", {"seed": -1}, "seed=-1: counted from 0"),
         ("losses", {"seed": -1}, "seed=-1: counted from 0"),
@@ -121,6 +123,7 @@ def test_a_split_is_not_shown_without_its_data(kind):
         ("spread", {"of": ["loss"]}, "of='loss': accuracy or global_accuracy"),
         ("pca", {"of": "dreams"}, "of 'dreams'"),
         ("bars", {"value": 3}, "value=3: expected a text"),
+        ("bars", {"value": "acuracy_mean"}, "'acuracy_mean'.*accuracy_mean"),
     ],
 )
 def test_options_are_checked(kind, told, message):
@@ -296,6 +299,22 @@ def test_labels_are_dots_by_client_and_label():
 
 def test_labels_of_runs_with_the_same_clients_are_drawn_once():
     assert len(drawn("labels", {"a": [shares_run()], "b": [shares_run()]}).axes) == 1
+
+
+def test_labels_in_counts_and_in_shares_are_the_same():
+    counted = shares_run()
+    counted.insights[0]["label_shares"] = [[3, 0], [0, 3], [3, 0], [0, 3]]
+    assert len(drawn("labels", {"a": [shares_run()], "b": [counted]}).axes) == 1
+    counted.insights[0]["label_shares"][0] = [1, 2]
+    assert len(drawn("labels", {"a": [shares_run()], "b": [counted]}).axes) == 2
+
+
+@pytest.mark.parametrize("real", ["task", "app"])
+def test_labels_of_real_sites_are_theirs(real):
+    run = stored()
+    run.settings[real] = {}
+    with pytest.raises(NotRecordedError, match="real sites keep their labels to themselves"):
+        kinds.make("labels").draw({"a": [run]})
 
 
 def test_labels_that_nobody_recorded_are_those_of_the_split(tmp_path):

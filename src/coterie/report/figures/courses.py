@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from coterie.errors import SettingsError
+from coterie.errors import SettingsError, unknown
 from coterie.lab.folder import StoredRun
-from coterie.lab.statistics import smooth
+from coterie.lab.statistics import ROUND_KEYS, smooth
 from coterie.report.figures import style
 from coterie.report.figures.kinds import Kind, kind
 from coterie.report.figures.records import NotRecordedError, Runs, clients_of, named, recorded, scaled
@@ -51,8 +51,10 @@ class Curves(Kind):
     def __post_init__(self) -> None:
         if not 0 <= self.smooth < 1:
             raise SettingsError(f"smooth={self.smooth}: from 0 (no smoothing) to below 1")
-        if self.band == "clients" and not self.key.endswith("_mean"):
-            raise SettingsError(f"band=clients with key={self.key}: only means over clients have a worst and a best")
+        if self.key not in ROUND_KEYS:
+            raise unknown("key of rounds", self.key, ROUND_KEYS)
+        if self.band == "clients" and not {self._end("min"), self._end("max")} <= ROUND_KEYS:
+            raise SettingsError(f"band=clients with key={self.key}: its worst and best client are not recorded")
 
     def draw(self, runs: Runs, title: str = "") -> Figure:
         """One curve for each name."""
@@ -93,15 +95,17 @@ class Curves(Kind):
         looks = style.look(number) | {"markevery": (number % every, every), "markersize": 4}
         axes.plot(places, mean, label=name, **looks)
         if self.band == "clients":
-            ends = [
-                self._values(cut, self.key.removesuffix("mean") + end, rounds).mean(axis=0) for end in ("min", "max")
-            ]
+            ends = [self._values(cut, self._end(end), rounds).mean(axis=0) for end in ("min", "max")]
         elif self.band == "seeds" and len(seeds) > 1:
             deviation = values.std(axis=0, ddof=1)
             ends = [mean - deviation, mean + deviation]
         else:
             return
         axes.fill_between(places, *ends, color=looks["color"], alpha=0.15, linewidth=0)
+
+    def _end(self, end: str) -> str:
+        """The key of the worst or the best client."""
+        return self.key.removesuffix("mean") + end
 
     def _values(self, seeds: Sequence[Sequence[Record]], key: str, rounds: np.ndarray) -> np.ndarray:
         values = [scaled(key, [record.get(key) for record in records]) for records in seeds]

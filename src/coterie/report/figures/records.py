@@ -73,7 +73,7 @@ def value(run: StoredRun, text: str, beside: Runs | None = None) -> float | None
     """A statistic of a run (see `coterie.lab.statistics`), with the runs of the same seed beside it where it counts."""
     seed = run.settings.get("seed")
     peers = {name: one for name, some in (beside or {}).items() for one in some if one.settings.get("seed") == seed}
-    return statistic(text, None)(run, peers)
+    return statistic(text)(run, peers)
 
 
 def over_seeds(values: Sequence[float | None]) -> tuple[float, float]:
@@ -151,6 +151,8 @@ def label_counts(run: StoredRun) -> tuple[np.ndarray, Sequence[str]]:
     """
     from coterie.settings import Settings
 
+    if "task" in run.settings or "app" in run.settings:
+        raise NotRecordedError(f"{run.path}: real sites keep their labels to themselves")
     shares = recorded(run, "shares", "label_shares")
     if shares:
         counts = np.array(shares[-1][1], dtype=np.float64)

@@ -11,6 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from coterie.errors import SettingsError
 from coterie.lab.folder import StoredRun
+from coterie.lab.statistics import statistic
 from coterie.report.figures import style
 from coterie.report.figures.courses import Curves
 from coterie.report.figures.kinds import Kind, kind
@@ -46,6 +47,9 @@ class Sweep(Kind):
 
     log: bool = False
     """Whether the option is on a logarithmic axis."""
+
+    def __post_init__(self) -> None:
+        statistic(self.value)  # refuses what there is not
 
     def draw(self, runs: Runs, title: str = "") -> Figure:
         """One curve for each name, through its runs in the order of the option."""
@@ -94,6 +98,9 @@ class Bars(Kind):
 
     value: str = "accuracy_mean"
     """What is shown: a statistic of a run."""
+
+    def __post_init__(self) -> None:
+        statistic(self.value)  # refuses what there is not
 
     def draw(self, runs: Runs, title: str = "") -> Figure:
         """A bar for each name, from top to bottom."""
