@@ -1,6 +1,7 @@
 """Kinds of figures: what is drawn is what runs recorded, options are checked, and what is missing is said."""
 
 import json
+import re
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -175,6 +176,24 @@ def test_curves_on_a_logarithmic_axis_leave_out_what_cost_nothing():
     axes = drawn("curves", {"free": [free], "a": [stored(rounds=evaluated(0.2, 0.3))]}, over="bytes", log=True).axes[0]
     assert set(lines(axes)) == {"a"}
     assert axes.get_xscale() == "log"
+
+
+@pytest.mark.parametrize(("last", "labels"), [(60, {"50 B"}), (6e6, {"1 kB", "1 MB"})])
+def test_logarithmic_axes_have_plain_numbers(last, labels):
+    records = evaluated(0.1, 0.2)
+    records[-1]["bytes_up"], records[-1]["bytes_down"] = last, 0
+    figure = drawn("curves", {"a": [stored(rounds=records)]}, over="bytes", log=True)
+    shown = set(re.findall(r">([^<]*B)</text>", svg(figure)))
+    assert labels <= shown
+    assert not any("$" in text for text in shown)
+    assert "mathdefault" not in svg(figure)
+
+
+def test_other_logarithmic_axes_have_plain_numbers_too():
+    runs = [stored("fedprox", mu=mu, summary={"accuracy_mean": 0.5}) for mu in (0.001, 0.1)]
+    variances = {"a": [stored(insights=[{"round": 2, "loss_variance": [0.02, 0.03]}])]}
+    assert ">0.01</text>" in svg(drawn("sweep", {"a": runs}, x="mu", log=True))
+    assert "mathdefault" not in svg(drawn("loss-variance", variances, log=True))
 
 
 def test_smoothing_is_weighted_by_time():

@@ -75,10 +75,10 @@ class Curves(Kind):
                 self.curve(axes, name, seeds, number)
             axes.set(xlabel=_OVER[self.over], ylabel=named(self.key), title=title or _title(self.key, self.over))
             if self.log:
-                axes.set_xscale("log")
-            if self.over == "bytes":
-                axes.xaxis.set_major_formatter(FuncFormatter(lambda amount, _: megabytes(amount).replace(".0 ", " ")))
-            elif self.over == "rounds" and not self.log:
+                style.logarithmic(axes, "x", _amount if self.over == "bytes" else "{:g}".format)
+            elif self.over == "bytes":
+                axes.xaxis.set_major_formatter(FuncFormatter(lambda amount, _: _amount(amount)))
+            elif self.over == "rounds":
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             style.legend(figure, axes, len(runs))
         return figure
@@ -128,6 +128,10 @@ def _title(key: str, over: str) -> str:
     return f"{what[:1].upper()}{what[1:]} over {words[over]}"
 
 
+def _amount(amount: float) -> str:
+    return megabytes(amount).replace(".0 ", " ")
+
+
 def _has(records: Sequence[Record], key: str) -> bool:
     return any(record.get(key) is not None for record in records)
 
@@ -163,7 +167,7 @@ class LossVariance(Kind):
                 _banded(axes, name, np.arange(1, values.shape[1] + 1), values, number)
             axes.set(xlabel="round", ylabel="variance over clients", title=title or "Variance of cumulative losses")
             if self.log:
-                axes.set_yscale("log")
+                style.logarithmic(axes, "y")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             style.legend(figure, axes, len(courses))
         return figure

@@ -70,7 +70,7 @@ class Sweep(Kind):
             if not numbers:
                 axes.set_xticks(range(len(ticks)), ticks)
             elif self.log:
-                axes.set_xscale("log")
+                style.logarithmic(axes, "x")
             option = self.x.rpartition(".")[2].replace("_", " ")
             axes.set(xlabel=option, ylabel=named(self.value), title=title or f"Over {option}")
             if len(curves) > 1:

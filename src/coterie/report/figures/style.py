@@ -1,16 +1,17 @@
 """How figures look: good in print and on a screen, and safe for colour-blind eyes."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 __all__ = [
     "PALETTE",
@@ -18,6 +19,7 @@ __all__ = [
     "figure",
     "heat",
     "legend",
+    "logarithmic",
     "look",
     "mark_groups",
     "name_clients",
@@ -126,6 +128,17 @@ def mark_groups(axes: Axes, groups: Sequence[int | None], both: bool = False, co
             axes.axvline(place - 0.5, color=color, linewidth=0.8, linestyle=":")
             if both:
                 axes.axhline(place - 0.5, color=color, linewidth=0.8, linestyle=":")
+
+
+def logarithmic(axes: Axes, which: Literal["x", "y"], text: Callable[[float], str] = "{:g}".format) -> None:
+    """A logarithmic axis for what is drawn already, with plain numbers: powers of ten, and others if these are few."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    low, high = sorted(axis.get_view_interval())
+    subs = (1.0, 2.0, 5.0) if high <= 200 * low else (1.0,)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def heat(
