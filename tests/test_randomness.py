@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch.func import vmap
 
-from coterie.randomness import draw_key, generator, torch_generator, uniform
+from coterie.randomness import draw_key, generator, generators, torch_generator, uniform
 
 PARTS = st.lists(st.text(max_size=4) | st.integers(-5, 5), max_size=4).map(tuple)
 
@@ -96,3 +96,12 @@ def test_uniform_has_the_shape_asked_for():
     assert uniform(KEYS[0]).shape == ()
     assert uniform(KEYS[0], 0, 3).shape == (0, 3)
     assert uniform(KEYS[0], 2, 3, 4).shape == (2, 3, 4)
+
+
+def test_many_generators_in_turn_draw_what_each_draws_alone():
+    keys = [draw_key(0, "batches", client) for client in range(4)]
+    for client, rng in enumerate(generators(keys)):
+        alone = generator(0, "batches", client)
+        assert rng.permutation(9).tolist() == alone.permutation(9).tolist()
+        # An odd number of 32-bit draws leaves half of a 64-bit one behind, which the next must not see.
+        assert rng.integers(7, size=3, dtype=np.int32).tolist() == alone.integers(7, size=3, dtype=np.int32).tolist()

@@ -17,6 +17,7 @@ from coterie.catalogue import plain_table, show_data, show_methods, show_nets, s
 from coterie.console import console, errors, following, print_table, tell
 from coterie.deploy.commands import deploy_app
 from coterie.errors import CoterieError, ProgramError, SettingsError
+from coterie.lab.commands import add_study_commands
 from coterie.lab.comparison import Entry, compare, names_apart
 from coterie.lab.demo import demo_settings
 from coterie.lab.experiment import NewFolder, free_path
@@ -71,7 +72,8 @@ def _app(arguments: Sequence[str]) -> App:
     app.command(show, usage="Usage: coterie show RUN... [OPTIONS]", group=_DO, sort_key=3)
     app.command(report, usage="Usage: coterie report RUN... [OPTIONS]", group=_DO, sort_key=3.5)
     app.command(command(_split, split, [_SPLIT]), name="split", group=_DO, sort_key=4)
-    app.command(deploy_app(world, _DO, 5))
+    add_study_commands(app, world, _DO, 5)
+    app.command(deploy_app(world, _DO, 7))
     for place, function in enumerate((show_methods, show_data, show_splits, show_nets)):
         app.command(function, name=function.__name__.removeprefix("show_"), group=_CHOOSE, sort_key=place)
     for flag in ("--help", "--version"):

@@ -6,12 +6,13 @@ depend on the engine, on the number of workers, on the chunk size or on what ran
 """
 
 import hashlib
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["draw_key", "generator", "torch_generator", "uniform"]
+__all__ = ["draw_key", "generator", "generators", "torch_generator", "uniform"]
 
 Part = str | int
 
@@ -19,13 +20,26 @@ Part = str | int
 def draw_key(*parts: Part) -> int:
     """A 63-bit number that stands for a sequence of words and numbers."""
     # A part begins with the letter of its type, and a separator inside of one is doubled: no two sequences read alike.
-    text = "\x1f".join(type(part).__name__[0] + str(part).replace("\x1f", "\x1f\x1f") for part in parts)
+    text = "\x1f".join([type(part).__name__[0] + str(part).replace("\x1f", "\x1f\x1f") for part in parts])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def generator(*parts: Part) -> np.random.Generator:
     """A NumPy generator for one purpose, e.g. `generator(seed, "sample", round)`."""
     return np.random.Generator(np.random.Philox(key=draw_key(*parts)))
+
+
+def generators(keys: Iterable[int]) -> Iterator[np.random.Generator]:
+    """What `generator` gives for each of many keys, each good until the next is asked for: one that is set anew.
+
+    Making one takes longer than drawing the batches of a client.
+    """
+    philox = np.random.Philox(key=0)
+    made, state = np.random.Generator(philox), philox.state
+    for key in keys:
+        state["state"]["key"][0] = key
+        philox.state = state
+        yield made
 
 
 def torch_generator(*parts: Part) -> torch.Generator:

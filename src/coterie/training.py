@@ -21,7 +21,7 @@ from coterie.data.population import Pool
 from coterie.errors import SettingsError
 from coterie.nets.layers import Pass
 from coterie.nets.net import Net
-from coterie.randomness import draw_key, generator
+from coterie.randomness import draw_key, generator, generators
 from coterie.weights import Changes, Models
 
 __all__ = [
@@ -237,6 +237,16 @@ class Lane:
     """How many steps it takes."""
     local: LocalTraining
     """Its batch size, rate, momentum, decay and clipping."""
+
+    @property
+    def epoch(self) -> int:
+        """How many steps a pass over its samples takes."""
+        return self.local.steps_per_epoch(len(self.index))
+
+    @property
+    def width(self) -> int:
+        """The most samples in one of its steps."""
+        return min(self.local.batch or len(self.index), len(self.index))
 
 
 @dataclass(frozen=True)
@@ -500,41 +510,41 @@ def _taken(table: Tensor, place: int | Tensor, *cut: int) -> Tensor:
 def _last_epoch(lanes: Sequence[Lane], filled: np.ndarray) -> np.ndarray:
     """The weight of each step in the mean loss of the last epoch, [step, lane]: its share of the epoch's samples."""
     steps = np.array([lane.steps for lane in lanes])
-    epoch = np.array([lane.local.steps_per_epoch(len(lane.index)) for lane in lanes])
+    epoch = np.array([lane.epoch for lane in lanes])
     late = np.arange(len(filled))[:, None] >= steps - epoch
     return (filled * late) / np.maximum((filled * late).sum(axis=0), 1)
 
 
 def _drawn(pool: Pool, lanes: Sequence[Lane], stream: int) -> tuple[Draws, np.ndarray]:
     """The samples of all steps, and how many there are, [step, lane]."""
-    longest = max(min(lane.local.batch or len(lane.index), len(lane.index)) for lane in lanes)
-    shape = (lanes[0].steps, len(lanes), longest)
+    shape = (lanes[0].steps, len(lanes), max(lane.width for lane in lanes))
     places = np.full(shape, -1, dtype=np.int64)
-    sources = np.empty(shape, dtype=np.int64)
     crops = np.zeros((*shape, 3), dtype=np.int64) if pool.augment else None
-    for number, lane in enumerate(lanes):
-        own = _places(lane, stream)
-        cut = (slice(lane.steps), number, slice(own.shape[1]))
-        sources[:, number] = lane.index[0]
-        places[cut] = own
-        sources[cut] = lane.index[np.maximum(own, 0)]
+    drawing = generators(draw_key(*lane.key, "batches", stream) for lane in lanes)
+    for number, (lane, rng) in enumerate(zip(lanes, drawing, strict=True)):
+        own = _places(lane, rng)
+        places[: lane.steps, number, : own.shape[1]] = own
         if crops is not None:
-            crops[cut] = pool.draw_crops(generator(*lane.key, "augment", stream), own.shape)
+            drawn = pool.draw_crops(generator(*lane.key, "augment", stream), own.shape)
+            crops[: lane.steps, number, : own.shape[1]] = drawn
+    real = places >= 0
+    np.maximum(places, 0, out=places)
+    # All lanes' samples one after another, and where each lane's begin: one look-up for all.
+    first = np.cumsum([0, *(len(lane.index) for lane in lanes[:-1])])
+    sources = np.concatenate([lane.index for lane in lanes])[places + first[:, None]]
     draws = Draws(
         torch.from_numpy(sources).to(pool.device),
-        torch.from_numpy(np.maximum(places, 0)).to(pool.device),
-        torch.from_numpy(places >= 0).to(pool.device, pool.dtype),
+        torch.from_numpy(places).to(pool.device),
+        torch.from_numpy(real).to(pool.device, pool.dtype),
         None if crops is None else torch.from_numpy(crops).to(pool.device),
     )
-    return draws, (places >= 0).sum(axis=2)
+    return draws, real.sum(axis=2)
 
 
-def _places(lane: Lane, stream: int) -> np.ndarray:
+def _places(lane: Lane, rng: np.random.Generator) -> np.ndarray:
     """The client's own samples by step, [step, row]: a new order every epoch, -1 where a batch is not full."""
-    samples, epoch = len(lane.index), lane.local.steps_per_epoch(len(lane.index))
-    batch = min(lane.local.batch or samples, samples)
-    rng = generator(*lane.key, "batches", stream)
-    orders = np.full((ceil(lane.steps / epoch), epoch * batch), -1, dtype=np.int64)
+    samples, batch = len(lane.index), lane.width
+    orders = np.full((ceil(lane.steps / lane.epoch), lane.epoch * batch), -1, dtype=np.int64)
     for order in orders:
         order[:samples] = rng.permutation(samples)
     return orders.reshape(-1, batch)[: lane.steps]

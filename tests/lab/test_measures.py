@@ -17,7 +17,6 @@ from coterie.lab.measures import (
     clusterings,
     first_rise,
     measures,
-    principal_components,
 )
 from coterie.registry import first_line, options
 from coterie.settings import Settings
@@ -68,22 +67,6 @@ def test_a_share_of_nothing_is_not_a_number():
     assert classification(nobody, all_clients) == {"accuracy": 0.0, "precision": None, "recall": 0.0, "f1": 0.0}
 
 
-def test_principal_components_keep_distances_of_points_in_a_plane():
-    rng = np.random.default_rng(0)
-    flat = rng.normal(size=(9, 2))
-    turned = flat @ np.linalg.qr(rng.normal(size=(5, 5)))[0][:2] + 3
-    points = principal_components(turned)
-    pairs = [np.linalg.norm(rows[:, None] - rows, axis=2) for rows in (flat, points)]
-    assert np.allclose(*pairs)
-    assert points.var(axis=0)[0] >= points.var(axis=0)[1]
-    assert np.allclose(principal_components(turned[::-1])[::-1], points)  # the sign depends on no order
-
-
-def test_principal_components_of_equal_clients_are_one_point():
-    assert not principal_components(np.full((4, 3), 0.2)).any()
-    assert principal_components(np.ones((1, 3))).shape == (1, 2)
-
-
 def test_the_largest_cluster_is_that_of_iid_clients():
     summary, details = LabelClusters(clusters=7).run(labels_of_cifar(clients=20, iid=0.5))
     assert summary["k"] == 7
@@ -93,7 +76,6 @@ def test_the_largest_cluster_is_that_of_iid_clients():
     assert classification(largest, truth)["accuracy"] == summary["accuracy"]
     assert np.array(details["label_shares"]).shape == (20, 10)
     assert np.allclose(np.sum(details["label_shares"], axis=1), 1)
-    assert np.array(details["points"]).shape == (20, 2)
     assert not details["silhouette"]
 
 

@@ -128,6 +128,13 @@ def test_figures_of_clients():
     assert over_clients(statistic("ari"), [run]) == {}
 
 
+def test_clients_with_few_samples_are_those_below_the_mean():
+    sizes, accuracies = {"a": 10, "b": 30, "c": 60, "d": 20}, {"a": 0.2, "b": 0.9, "c": 0.8, "d": 0.6}  # 30 on average
+    clients = [{"client": name, "samples": sizes[name], "accuracy": accuracies[name]} for name in sizes]
+    assert statistic("few_samples_mean(accuracy)")(stored(clients=clients)) == pytest.approx(0.4)
+    assert statistic("few_samples_mean(accuracy)")(stored(clients=clients[:1])) is None
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -32,8 +32,9 @@ class Measure(ABC):
 
     name: ClassVar[str]
 
-    gives: ClassVar[tuple[str, ...]]
-    """The numbers that may be in a summary, so that a study that asks for another one is refused when it is read."""
+    gives: ClassVar[tuple[str, ...]] = ()
+    """The numbers that may be in a summary: a study that asks for others is refused when it is read, and not after its
+    runs."""
 
     @abstractmethod
     def run(self, world: World) -> tuple[Record, Record]:
@@ -50,8 +51,8 @@ class LabelClusters(Measure):
 
     Clients are clustered by k-means over the label shares of their training data, and who is in the largest cluster
     passes for IID (Section III-A). Where the split says which clients are (its first true group), accuracy, precision,
-    recall and F1 tell how right that is (Tables II and III). Nothing is trained. A figure finds the label shares (Fig.
-    2), the silhouette of every k (Fig. 4) and the first two principal components of the shares (Fig. 5).
+    recall and F1 tell how right that is (Tables II and III). Nothing is trained. Figures find the label shares (Figs. 2
+    and 5) and the silhouette of every k (Fig. 4).
     """
 
     gives = ("k", "silhouette", "accuracy", "precision", "recall", "f1")
@@ -81,7 +82,6 @@ class LabelClusters(Measure):
             "label_shares": shares.tolist(),
             "clusters": found.labels.tolist(),
             "iid": largest.tolist(),
-            "points": principal_components(shares).tolist(),
             "silhouette": [[k, score] for k, score in scores.items()],
         }
         return summary, details
@@ -105,21 +105,6 @@ def classification(flagged: np.ndarray, truth: np.ndarray) -> dict[str, float | 
         "f1": (2 * right, int(flagged.sum() + truth.sum())),
     }
     return {name: part / whole if whole else None for name, (part, whole) in shares.items()}
-
-
-def principal_components(rows: np.ndarray, count: int = 2) -> np.ndarray:
-    """The first principal components of rows [client, feature], [client, component]; 0 where there are no more.
-
-    A component's sign is free: the entry that is largest in size is positive.
-    """
-    centred = rows - rows.mean(axis=0)
-    left, sizes, _ = np.linalg.svd(centred, full_matrices=False)
-    points = np.zeros((len(rows), count))
-    known = min(count, len(sizes))
-    points[:, :known] = left[:, :known] * sizes[:known]
-    points[np.abs(points) < 1e-12] = 0
-    extreme = points[np.abs(points).argmax(axis=0), np.arange(count)]
-    return points * np.where(extreme < 0, -1, 1)
 
 
 _CLUSTERINGS = ("voting", "unweighted", "kmeans", "linkage", "dbscan")

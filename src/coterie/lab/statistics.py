@@ -302,6 +302,14 @@ def _clients_std(run: StoredRun, key: ClientKey) -> float | None:
     return float(np.std([*values])) if values else None
 
 
+@_function("few_samples_mean")
+def _few_samples_mean(run: StoredRun, key: ClientKey) -> float | None:
+    """The mean over clients that have fewer samples than clients have on average (AutoCFL, Table 2)."""
+    values, samples = _of_clients(run, key), _of_clients(run, "samples")
+    few = [value for name, value in values.items() if samples[name] < np.mean([*samples.values()])]
+    return float(np.mean(few)) if few else None
+
+
 @_function("equal_steps")
 def _equal_steps(run: StoredRun, peers: Peers, key: RoundKey) -> float | None:
     """The figure of the last evaluated round in which clients had taken no more local steps than in the whole run of

@@ -90,8 +90,8 @@ class Measuring:
     def table(self) -> dict[str, Any]:
         """Everything that decides the outcome, as a settings file has it."""
         content = Settings(methods.make("local"), self.world).table()
-        for name in ("method", "scoring", "net"):
-            content.pop(name, None)
+        for name in ("method", "scoring"):
+            del content[name]
         own = {option.name: getattr(self.measure, option.name) for option in options(type(self.measure))}
         return content | {"measure": {"name": self.measure.name, **{k: v for k, v in own.items() if v is not None}}}
 

@@ -10,6 +10,7 @@ for the rounding of sums.
 import sys
 import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -150,10 +151,14 @@ class Meeting:
 
     def __init__(self, fits: Callable[[int], int] = lambda rows: sys.maxsize) -> None:
         """A meeting in which as many lanes with batches of some rows are trained together as `fits` says."""
-        self._turn = threading.Condition()
         self._fits, self._most = fits, sys.maxsize
-        self._live, self._stopped = 0, False
+        self._stopped = False
+        self._turns: list[threading.Semaphore] = []
+        """One for each run, which goes on when it is released. Only the run whose turn it is touches what follows."""
+        self._ready: deque[int] = deque()
+        """Runs that can go on."""
         self._waiting: dict[int, tuple[Form, _Request]] = {}
+        """Runs that want something computed."""
         self.batches: list[int] = []
         """How many runs each training served so far."""
         self.answers: list[int] = []
@@ -167,31 +172,31 @@ class Meeting:
         """What the tasks give; the first error that occurs in one of them stops the others."""
         results: dict[int, T] = {}
         errors: list[BaseException] = []
-        self._live = len(tasks)
 
         def work(number: int, task: Callable[[], T]) -> None:
-            with self._turn:
-                try:
-                    if not self._stopped:
-                        results[number] = task()
-                except _Stopped:
-                    pass
-                except BaseException as error:
-                    errors.append(error)
-                    self._stop()
-                finally:
-                    self._live -= 1
-                    self._compute_if_all_wait()
+            self._turns[number].acquire()
+            try:
+                if not self._stopped:
+                    results[number] = task()
+            except _Stopped:
+                pass
+            except BaseException as error:
+                errors.append(error)
+                self._stopped = True
+            finally:
+                self._pass_on()
 
+        self._turns = [threading.Semaphore(0) for _ in tasks]
+        self._ready = deque(range(len(tasks)))
         threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in enumerate(tasks)]
         for thread in threads:
             thread.start()
+        self._pass_on()
         try:
             for thread in threads:
                 thread.join()
         except BaseException:  # the user stops it: every run ends where it would compute next
-            with self._turn:
-                self._stop()
+            self._stopped = True
             for thread in threads:
                 thread.join()
             raise
@@ -199,35 +204,41 @@ class Meeting:
             raise errors[0]
         return [results[number] for number in range(len(tasks))]
 
-    def _stop(self) -> None:
-        self._stopped = True
-        self._turn.notify_all()
-
     def ask(self, number: int, inner: Form, request: _Request) -> Any:
         """Wait for the others, and compute with them. Called in a run's thread, whose turn it is."""
         self._waiting[number] = (inner, request)
-        self._compute_if_all_wait()
-        while request.result is None and request.error is None:
-            if self._stopped:
-                raise _Stopped
-            self._turn.wait()
+        self._pass_on()
+        self._turns[number].acquire()
         if request.error is not None:
             raise request.error
+        if request.result is None:
+            raise _Stopped
         return request.result
 
-    def _compute_if_all_wait(self) -> None:
-        if self._stopped or not self._waiting or len(self._waiting) < self._live:
-            return
+    def _pass_on(self) -> None:
+        """Give the turn to the next run that can go on. If there is none, compute what they wait for."""
+        if self._stopped:
+            self._ready.extend(self._waiting)
+            self._waiting.clear()
+        elif not self._ready:
+            self._compute()
+        if self._ready:
+            self._turns[self._ready.popleft()].release()
+
+    def _compute(self) -> None:
         asking = [number for number, (_, request) in self._waiting.items() if not request.trains]
         # In the order of the runs, so that nothing depends on which thread came first.
-        taken = [self._waiting.pop(number) for number in sorted(asking or self._waiting)]
+        numbers = sorted(asking or self._waiting)
+        taken = [self._waiting.pop(number) for number in numbers]
         groups: dict[Hashable, list[_Request]] = {}
-        for _, request in taken:
-            groups.setdefault(request.kind(), []).append(request)
-        for group in groups.values():
-            for some in self._fitting(group):
-                self._answer(taken[0][0], some)
-        self._turn.notify_all()
+        try:
+            for _, request in taken:
+                groups.setdefault(request.kind(), []).append(request)
+            for group in groups.values():
+                for some in self._fitting(group):
+                    self._answer(taken[0][0], some)
+        finally:
+            self._ready.extend(numbers)
 
     def _fitting(self, group: Sequence[_Request]) -> list[list[_Request]]:
         """The requests in groups that fit into memory together: questions bound that themselves."""

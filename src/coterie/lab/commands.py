@@ -1,0 +1,204 @@
+"""`coterie reproduce` and `coterie study`: experiments of papers and own ones, from a file to tables and figures."""
+
+import inspect
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter
+from rich.console import Console
+
+from coterie.catalogue import plain_table
+from coterie.console import console, errors, following, print_table, tell
+from coterie.errors import SettingsError
+from coterie.fitting import Observer
+from coterie.lab import recipes
+from coterie.lab.campaign import Campaign, Outcome
+from coterie.lab.folder import StoredRun, write_whole
+from coterie.lab.study import Study, Task
+from coterie.options import GROUPS, Shown, command, hidden, methods_options, whole
+from coterie.settings import Settings
+
+if TYPE_CHECKING:
+    from coterie.report.studies import Report
+
+_WIDE = 200
+"""Characters in a line where there is no terminal."""
+
+__all__ = ["add_study_commands"]
+
+RESULTS = Path("results")
+"""Where results go if nobody says where."""
+
+
+def _flag(name: str, text: str, group: str = "Experiment", **more: Any) -> Any:
+    return Parameter(name=name, negative="", help=text, group=GROUPS[group], show_default=False, **more)
+
+
+def add_study_commands(app: App, world: list[Shown], group: Any, sort_key: int) -> None:
+    """Add `coterie reproduce` and `coterie study`."""
+    every = world + methods_options(world)
+    # Any option can be given to try something else; shown are those that change no result.
+    shown = [item for item in every if item.name in _SHOWN] + hidden(item for item in every if item.name not in _SHOWN)
+    names = _several(
+        "names", "Recipes (`autocfl/table1`), papers (`autocfl`) or patterns; without any they are listed."
+    )
+    reproduce = command(_reproduce, shown, [names])
+    usage = "Usage: coterie reproduce [RECIPE...] [OPTIONS]"
+    app.command(reproduce, name="reproduce", usage=usage, group=group, sort_key=sort_key)
+    study = App(name="study", help=_ABOUT_STUDY, help_format="markdown", group=group, sort_key=sort_key + 1)
+    study.command(command(_run_study, shown, [_several("files", "Study files.")]), name="run")
+    study.command(new)
+    app.command(study)
+
+
+_SHOWN = ("data_dir", "device", "workers", "memory", "engine")
+
+_ABOUT_STUDY = """Your own experiments, run as those of papers are: axes, tables and figures in a TOML file.
+
+`coterie study new FILE` writes one to start from, `coterie study run FILE` runs it.
+"""
+
+
+def _several(name: str, text: str) -> inspect.Parameter:
+    annotation = Annotated[str, Parameter(name=name.upper(), help=text, group=GROUPS["Experiment"], show_default=False)]
+    return inspect.Parameter(name, inspect.Parameter.VAR_POSITIONAL, annotation=annotation)
+
+
+Seeds = Annotated[
+    int | None, _flag("--seeds", "How often every cell is run; by default as the study says.", converter=whole)
+]
+Only = Annotated[str | None, _flag("--only", "Only some cells: `method=flis-dc,setting=*`, patterns by axis.")]
+TimeLimit = Annotated[
+    float | None, _flag("--time-limit", "Minutes after which it stops; the same command goes on where it stopped.")
+]
+Out = Annotated[Path, _flag("--out", "Folder of all results, shared by all studies. [results]", "Output")]
+DryRun = Annotated[bool, _flag("--dry-run", "Say which runs are there and which are missing, and run nothing.")]
+
+
+def _reproduce(
+    given: dict[str, Any],
+    *names: str,
+    seeds: Seeds = None,
+    only: Only = None,
+    time_limit: TimeLimit = None,
+    out: Out = RESULTS,
+    dry_run: DryRun = False,
+) -> None:
+    """Run the experiments of the papers and put the numbers beside theirs: `coterie reproduce autocfl/table1`.
+
+    Without names, all recipes are listed. What is interrupted goes on when the same command is given again, and runs
+    that are finished are not repeated; the same command in several processes shares the work. Folders of results from
+    several machines are merged by copying them into each other. Options of runs, such as `--rounds`, count more than
+    those of the recipes; tables say so then.
+    """
+    if not names:
+        _list()
+        return
+    _carry_out(recipes.find(names), given, seeds, only, time_limit, out, dry_run)
+
+
+def _run_study(
+    given: dict[str, Any],
+    *files: str,
+    seeds: Seeds = None,
+    only: Only = None,
+    time_limit: TimeLimit = None,
+    out: Out = RESULTS,
+    dry_run: DryRun = False,
+) -> None:
+    """Run studies from files: `coterie study run mine.toml`. It goes on where it stopped, as `coterie reproduce`."""
+    studies = [Study.read(Path(file)) for file in files]
+    if not studies:
+        raise SettingsError("no study: name study files; `coterie study new FILE` writes one to start from")
+    _carry_out(studies, given, seeds, only, time_limit, out, dry_run)
+
+
+def new(file: Annotated[Path, Parameter(help="The file to write.")]) -> None:
+    """Write a study to start from, with everything explained."""
+    if file.exists():
+        raise SettingsError(f"{file}: exists already; choose another file")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, recipes.template())
+    tell("written to", file)
+    tell("run it with", f"coterie study run {file}")
+
+
+def _list() -> None:
+    table = plain_table(["recipe", "what", "data", "runs", "cost"], numeric=["runs"])
+    for name in recipes.names():
+        study = recipes.recipe(name)
+        runs = study.seeds * sum(not cell.skip for cell in study.cells())
+        table.add_row(name, f"{study.place}: {study.title}", ", ".join(study.data), f"{runs:,}", study.cost)
+    print_table(table)
+
+
+def _carry_out(
+    studies: Sequence[Study],
+    given: dict[str, Any],
+    seeds: int | None,
+    only: str | None,
+    time_limit: float | None,
+    out: Path,
+    dry_run: bool,
+) -> None:
+    """Run what is missing, and show what there is."""
+    from coterie.report.studies import check_figures, write_study
+
+    if seeds is not None and seeds < 1:
+        raise SettingsError(f"seeds={seeds}: at least 1")
+    if time_limit is not None and time_limit <= 0:
+        raise SettingsError(f"time_limit={time_limit}: minutes, above 0")
+    for study in studies:
+        check_figures(study)
+    campaign = Campaign(out, given)
+    tasks = [task for study in studies for task in campaign.tasks(study, seeds, only)]
+    pending = campaign.pending(tasks)
+    distinct = len({task.name for task in tasks})
+    if dry_run:
+        tell("runs:", f"{distinct - len(pending)} of {distinct} are done")
+        for task in pending:
+            console.print(task.name, highlight=False)
+        return
+    outcome = Outcome()
+    stopped = False
+    try:
+        outcome = _run(campaign, pending, time_limit)
+    except KeyboardInterrupt:
+        stopped = True
+    for study in studies:
+        _show(write_study(campaign.results(study, seeds, only), out))
+    left = len(campaign.pending(tasks))
+    tell("runs:", f"{distinct - left} of {distinct} are done; tables and figures are in {out}")
+    for name, why in outcome.failed.items():
+        tell(f"{name}:", f"failed: {why}", errors, style="bold red")
+    if outcome.busy:
+        tell("busy:", f"other processes are at work on {outcome.busy} runs", errors)
+    if stopped or outcome.time_up:
+        tell("stopped:", "the same command goes on from here", errors)
+    if stopped or outcome.failed:
+        sys.exit(130 if stopped else 1)
+
+
+def _show(report: "Report") -> None:
+    from coterie.report.printing import summary_terminal, terminal
+
+    wide = console if console.is_terminal else Console(width=_WIDE)
+    for table in report.tables:
+        wide.print(terminal(table, wide.width))
+    if report.tables:
+        wide.print(summary_terminal(report.summary))
+
+
+def _run(campaign: Campaign, pending: Sequence[Task], time_limit: float | None) -> Outcome:
+    rounds = [task.settings.method.rounds for task in pending if isinstance(task.settings, Settings)]
+    with following() as follower:
+        tally = follower.tally(len(rounds), sum(rounds))
+
+        def watch(task: Task) -> Sequence[Observer]:
+            folder = campaign.folder(task)
+            begun = StoredRun.read(folder).rounds if (folder / "settings.toml").is_file() else []
+            return tally.watch(begun[-1]["round"] if begun else 0)
+
+        return campaign.carry_out(pending, None if time_limit is None else 60 * time_limit, watch)

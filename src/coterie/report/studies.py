@@ -1,0 +1,105 @@
+"""What a study found: its tables in every format, its figures, and a page with all of it."""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from coterie.lab.campaign import Results
+from coterie.lab.folder import StoredRun, write_whole
+from coterie.lab.study import FigureSpec, Study, matches
+from coterie.report import page, printing
+from coterie.report.figures import NotRecordedError, kinds, save
+from coterie.report.results import ResultTable, Summary, study_summary, study_tables
+
+__all__ = ["Report", "check_figures", "study_figures", "write_study"]
+
+log = logging.getLogger("coterie")
+
+
+@dataclass(frozen=True)
+class Report:
+    """The tables of a study, and what they come to."""
+
+    tables: list[ResultTable]
+    summary: Summary
+
+
+def check_figures(study: Study) -> None:
+    """Refuse kinds of figures that do not exist, and options that they do not have."""
+    for figure in study.figures:
+        kinds.make(figure.kind, **figure.options)
+
+
+def write_study(results: Results, out: Path) -> Report:
+    """Write tables, figures and the page of a study below a folder."""
+    study, report = results.study, Report(study_tables(results), study_summary(results))
+    stem = study.name.replace("/", "-")
+    for folder in ("tables", "figures"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
+    parts = [f"# {_heading(study)}", *map(printing.markdown, report.tables), printing.summary_markdown(report.summary)]
+    texts = {
+        "md": "\n\n".join(parts) + "\n",
+        "tex": "\n\n".join(map(printing.latex, report.tables)) + "\n",
+        "csv": printing.csv_text(report.tables),
+    }
+    for ending, text in texts.items() if report.tables else ():
+        write_whole(out / "tables" / f"{stem}.{ending}", text)
+    figures = list(study_figures(results))
+    for number, (_, figure) in enumerate(figures, 1):
+        for ending in ("svg", "png"):
+            save(figure, out / "figures" / f"{stem}-{number}.{ending}")
+    _write_page(out / f"{stem}.html", results, report, figures)
+    return report
+
+
+def _heading(study: Study) -> str:
+    where = " ".join(part for part in (study.paper, study.place) if part)
+    return f"{where}: {study.title}" if where else study.title
+
+
+def study_figures(results: Results) -> Iterator[tuple[str, Figure]]:
+    """The figures of a study that there are runs for, with their titles."""
+    for spec in results.study.figures:
+        for title, runs in _panels(spec, results):
+            try:
+                yield title, kinds.make(spec.kind, **spec.options).draw(runs, title)
+            except NotRecordedError as error:
+                log.info("%s: %s", title, error)
+
+
+def _panels(spec: FigureSpec, results: Results) -> Iterator[tuple[str, dict[str, list[StoredRun]]]]:
+    """The runs of each figure that a specification asks for, by what tells them apart in it."""
+    study = results.study
+    found: dict[tuple[str, ...], dict[tuple[str, ...], list[StoredRun]]] = {}
+    for labels, runs in results.runs.items():
+        place = dict(zip(study.axes, labels, strict=True))
+        if runs and matches(place, spec.where):
+            apart = tuple(label for axis, label in place.items() if axis not in spec.by)
+            found.setdefault(tuple(place[axis] for axis in spec.by), {})[apart] = runs
+    for panel, cells in found.items():
+        constant = [len({apart[number] for apart in cells}) == 1 for number in range(len(next(iter(cells))))]
+        names = {}
+        for apart, runs in cells.items():
+            telling = [label for label, same in zip(apart, constant, strict=True) if not same]
+            names[", ".join(telling or apart[-1:])] = runs
+        yield ", ".join((spec.title, *panel)), names
+
+
+def _write_page(path: Path, results: Results, report: Report, figures: list[tuple[str, Figure]]) -> None:
+    study = results.study
+    done = sum(map(len, results.runs.values()))
+    lead = f"{study.about} {done} of {results.seeds * len(results.runs)} runs are done.".strip()
+    sections: list[page.Section] = [(table.title, printing.html(table)) for table in report.tables]
+    if sections:
+        said = [*report.summary.lines(), *report.summary.reversals()]
+        sections.append(("What it comes to", "".join(map(page.paragraph, said))))
+    sections += [(title, page.figure(figure, title)) for title, figure in figures]
+    if study.sources:
+        rows = [[name, why] for name, why in study.sources.items()]
+        sections.append(("Choices and where they come from", page.table(["option", "source"], rows)))
+    options = "\n".join(f"{name} = {value}" for name, value in study.options.items())
+    sections.append(("Options of every run", page.code(options)))
+    page.write_page(path, _heading(study), lead, sections)
