@@ -74,7 +74,7 @@ def titles(figure):
 
 EXAMPLE = {"sweep": {"x": "mu"}}
 KINDS = (
-    *("bars", "curves", "gain", "labels", "loss-variance", "losses", "matrix", "mixing", "pca", "silhouette"),
+    *("bars", "curves", "gain", "images", "labels", "loss-variance", "losses", "matrix", "mixing", "pca", "silhouette"),
     *("spread", "sweep", "trust"),
 )
 
@@ -119,6 +119,7 @@ def test_a_split_is_not_shown_without_its_data(kind):
         ("sweep", {"x": "mu", "value": "best(accuracy)"}, "best"),
         ("matrix", {"round": 0}, "round=0: counted from 1"),
         ("matrix", {"seed": -1}, "seed=-1: counted from 0"),
+        ("images", {"clients": 0}, "clients=0: at least 1"),
         ("losses", {"seed": -1}, "seed=-1: counted from 0"),
         ("mixing", {"rounds": [0, 3]}, r"rounds=\[0, 3\]: counted from 1"),
         ("spread", {"of": ["loss"]}, "of='loss': accuracy or global_accuracy"),
@@ -282,6 +283,18 @@ def test_matrices_of_several_runs_have_a_panel_each():
     assert len(images(figure)) == 4
     assert titles(figure) == ["a", "b", "c", "d"]
     assert figure.get_suptitle() == "All"
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_are_a_row_for_each_client(tmp_path, channels):
+    images = np.arange(3 * 2 * channels * 4 * 5).reshape(3, 2, channels, 4, 5) % 256
+    (tmp_path / "details.json").write_text(json.dumps({"images": images.tolist(), "clients": ["x", "y", "z"]}))
+    axes = drawn("images", {"a": [stored(path=tmp_path)]}, clients=2).axes[0]
+    sheet = axes.images[0].get_array()
+    assert sheet.shape[:2] == (2 * 4, 2 * 5)
+    second = images[1, 1].transpose(1, 2, 0)
+    assert (sheet[4:, 5:] == (second if channels == 3 else second[..., 0])).all()
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["x", "y"]
 
 
 def test_the_highest_silhouette_has_a_ring():
@@ -511,6 +524,7 @@ def test_a_sweep_of_a_study_goes_over_its_axis():
 
 
 def test_a_figure_without_records_is_left_out_with_a_word(caplog):
+    caplog.set_level("INFO")
     assert draw(FigureSpec("Trust", "trust"), results(M="ifca")) == []
     assert "Trust: not drawn (trust: no run recorded opinions" in caplog.text
 
