@@ -140,6 +140,46 @@ def test_figures_are_written_in_both_forms(tmp_path, ending):
     assert (tmp_path / f"x.{ending}").stat().st_size > 1000
 
 
+def everything():
+    """A run that has something for every kind but for images."""
+    insight = {
+        "round": 2,
+        "distance": np.eye(6).tolist(),
+        "mixing": (np.ones((6, 6)) / 6).tolist(),
+        "clusters": [0] * 6,
+        "uncertainty": [0.5] * 6,
+        "chosen": [2] * 6,
+        "cumulative_loss": [1.0] * 6,
+        "loss_variance": [0.1, 0.2],
+        "label_shares": np.eye(6).tolist(),
+        "silhouette": [[2, 0.1], [3, 0.2]],
+    }
+    clients = with_accuracies(*[0.5] * 6, groups=[0, 0, 0, 1, 1, 1])
+    summary = {"accuracy_min": 0.2, "accuracy_mean": 0.5, "accuracy_max": 0.9}
+    return {"rounds": evaluated(0.1, 0.2), "clients": clients, "insights": [insight], "summary": summary, "mu": 1.0}
+
+
+@pytest.mark.parametrize("count", [2, 7])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "images"])
+def test_titles_are_inside_of_the_figure_and_over_nothing_else(kind, count):
+    methods = ("local", "fedavg", "ifca", "cafa", "cfic", "slfed", "ditto")[:count]
+    runs = {f"method {name} with a name": [stored(name, **everything())] for name in methods}
+    title = (
+        "A title that is so long that no figure of a usual width could have all of it in a single line, CIFAR10, IID"
+    )
+    figure = drawn(kind, runs, title, **EXAMPLE.get(kind, {}))
+    figure.draw_without_rendering()
+    shown = [axes.title for axes in figure.axes] + [axes._left_title for axes in figure.axes]
+    shown = [text for text in [*shown, figure._suptitle] if text is not None and text.get_text()]
+    assert "A title that" in "".join(text.get_text() for text in shown).replace("\n", " ")
+    for text in shown:
+        box = text.get_window_extent()
+        assert box.x1 <= figure.bbox.x1 + 1, text.get_text()
+        assert box.y1 <= figure.bbox.y1 + 1
+        for legend in figure.legends:
+            assert not box.overlaps(legend.get_window_extent()), text.get_text()
+
+
 # Curves
 
 
@@ -326,7 +366,7 @@ def shares_run():
 def test_labels_are_dots_by_client_and_label():
     axes = drawn("labels", {"a": [shares_run()]}).axes[0]
     assert axes.collections[0].get_offsets().tolist() == [[0, 0], [1, 0], [2, 1], [3, 1]]  # in the order of groups
-    assert "100 % of a client's samples" in axes.get_title(loc="left")
+    assert "100 % of a client's samples" in axes.get_title(loc="left").replace("\n", " ")
 
 
 def test_labels_of_runs_with_the_same_clients_are_drawn_once():

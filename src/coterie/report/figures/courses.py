@@ -73,7 +73,11 @@ class Curves(Kind):
         with matplotlib.rc_context(style.STYLE):
             for number, (name, seeds) in enumerate(runs.items()):
                 self.curve(axes, name, seeds, number)
-            axes.set(xlabel=_OVER[self.over], ylabel=named(self.key), title=title or _title(self.key, self.over))
+            axes.set(
+                xlabel=_OVER[self.over],
+                ylabel=named(self.key),
+                title=style.fitted(axes, title or _title(self.key, self.over), style.is_beside(len(runs))),
+            )
             if self.log:
                 style.logarithmic(axes, "x", _amount if self.over == "bytes" else "{:g}".format)
             elif self.over == "bytes":
@@ -165,7 +169,8 @@ class LossVariance(Kind):
         with matplotlib.rc_context(style.STYLE):
             for number, (name, values) in enumerate(courses.items()):
                 _banded(axes, name, np.arange(1, values.shape[1] + 1), values, number)
-            axes.set(xlabel="round", ylabel="variance over clients", title=title or "Variance of cumulative losses")
+            heading = style.fitted(axes, title or "Variance of cumulative losses", style.is_beside(len(courses)))
+            axes.set(xlabel="round", ylabel="variance over clients", title=heading)
             if self.log:
                 style.logarithmic(axes, "y")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -206,12 +211,12 @@ class Losses(Kind):
                     axes.plot(rounds, values[:, client], linewidth=1.2, alpha=0.85, **looks)
                 what = "cumulative local loss" if self.cumulative else "local loss"
                 heading = title if title and len(found) == 1 else name
-                axes.set(xlabel="round", ylabel=what, title=style.wrapped(heading, 44))
+                axes.set(xlabel="round", ylabel=what, title=style.fitted(axes, heading))
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
                 if any(group is not None for group in groups):
                     axes.legend(loc="best")
             if title and len(found) > 1:
-                figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
+                style.headed(figure, title)
         return figure
 
 
@@ -255,7 +260,7 @@ class Trust(Kind):
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
                 axes.set_ylim(bottom=0)
             if title:
-                figure.suptitle(title, x=0.01, ha="left", weight="bold", size=11)
+                style.headed(figure, title)
             if len(names) > 1:
                 style.legend(figure, right, len(names))
         return figure

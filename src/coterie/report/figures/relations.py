@@ -36,7 +36,7 @@ def split_figure(
     figure, (axes,) = style.figure(min(14, max(6, 0.32 * clients)), min(12, max(3.2, 0.3 * classes)))
     with matplotlib.rc_context(style.STYLE):
         _dots(axes, counts, labels, names, [None] * clients if groups is None else groups.tolist())
-        axes.set_title(f"Labels by client (largest dot: {_amount(counts)})")
+        axes.set_title(style.fitted(axes, f"Labels by client (largest dot: {_amount(counts)})"))
     return figure
 
 
@@ -100,9 +100,9 @@ class Labels(Kind):
             for axes, (name, (counts, labels, run)) in zip(panels, found.items(), strict=True):
                 _dots(axes, counts, labels, *clients_of(run, len(counts)))
                 heading = title or "Labels by client" if len(found) == 1 else name
-                axes.set_title(f"{heading} (largest dot: {_amount(counts)})")
+                axes.set_title(style.fitted(axes, f"{heading} (largest dot: {_amount(counts)})"))
             if title and len(found) > 1:
-                _headed(figure, title)
+                style.headed(figure, title)
         return figure
 
 
@@ -146,9 +146,9 @@ class Images(Kind):
                 axes.set_yticks([(place + 0.5) * height - 0.5 for place in range(clients)], names, fontsize=8)
                 axes.set_xticks([])
                 axes.grid(visible=False)
-                axes.set(ylabel="client", title=_heading(title, name, len(found)))
+                axes.set(ylabel="client", title=_heading(axes, title, name, len(found)))
             if title and len(found) > 1:
-                _headed(figure, title)
+                style.headed(figure, title)
         return figure
 
 
@@ -205,10 +205,10 @@ class Matrix(Kind):
                     limits=(0.0, top or 1.0),
                     colours="viridis" if what == "similarity" else "viridis_r",
                 )
-                axes.set(xlabel="client", ylabel="client", title=_heading(title, name, len(found)))
+                axes.set(xlabel="client", ylabel="client", title=_heading(axes, title, name, len(found)))
                 figure.colorbar(image, ax=axes, label=what, shrink=0.85)
             if title and len(found) > 1:
-                _headed(figure, title)
+                style.headed(figure, title)
         return figure
 
 
@@ -238,7 +238,8 @@ class Silhouette(Kind):
                 best = int(mean.argmax())
                 ring: dict[str, Any] = {"markersize": 10, "markerfacecolor": "none", "markeredgewidth": 1.5}
                 axes.plot(ks[best], mean[best], "o", color=looks["color"], **ring)
-            axes.set(xlabel="clusters", ylabel="mean silhouette", title=title or "Silhouette by number of clusters")
+            heading = style.fitted(axes, title or "Silhouette by number of clusters", style.is_beside(len(courses)))
+            axes.set(xlabel="clusters", ylabel="mean silhouette", title=heading)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             style.legend(figure, axes, len(courses))
         return figure
@@ -278,12 +279,12 @@ class PCA(Kind):
                 _scatter(before, points, truth, "group")
                 _scatter(after, points, found_groups(run, len(points)), "cluster")
                 lead = f"{name}: " if len(chosen) > 1 else ""
-                before.set_title(f"{lead}before, by true group")
+                before.set_title(style.fitted(before, f"{lead}before, by true group"))
                 after.set_title("after, by cluster found")
                 for place in (before, after):
                     place.set(xlabel=_component(1, shares), ylabel=_component(2, shares))
             if title:
-                _headed(figure, title)
+                style.headed(figure, title)
         return figure
 
     def _points(self, run: StoredRun) -> tuple[np.ndarray, np.ndarray]:
@@ -368,7 +369,7 @@ class Mixing(Kind):
                         colours="Blues",
                         lines="#999999",
                     )
-                    lead = style.wrapped(name, 30) if column == 0 else ""
+                    lead = style.wrapped(name, 26) if column == 0 else ""
                     panel.set_title(f"{lead}\nround {number}")
                     last = row == len(courses) - 1
                     panel.set(xlabel="mixed of" if last else "", ylabel="" if column else "client")
@@ -378,7 +379,7 @@ class Mixing(Kind):
             ticks = [0, 0.01, 0.05, 0.1, 0.25, 0.5, 1]
             bar.set_ticks([float(np.sqrt(tick)) for tick in ticks], labels=[f"{tick:g}" for tick in ticks])
             if title:
-                _headed(figure, title)
+                style.headed(figure, title)
         return figure
 
 
@@ -405,12 +406,8 @@ def _some_rounds(lasts: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted({1, (1 + last) // 2, last}))
 
 
-def _heading(title: str, name: str, panels: int) -> str:
-    return style.wrapped(title, 40) if title and panels == 1 else style.wrapped(name, 32)
-
-
-def _headed(figure: Figure, title: str) -> None:
-    figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
+def _heading(axes: Axes, title: str, name: str, panels: int) -> str:
+    return style.fitted(axes, title if title and panels == 1 else name)
 
 
 def _whole(name: str, value: int) -> None:

@@ -72,7 +72,11 @@ class Sweep(Kind):
             elif self.log:
                 style.logarithmic(axes, "x")
             option = self.x.rpartition(".")[2].replace("_", " ")
-            axes.set(xlabel=option, ylabel=named(self.value), title=title or f"Over {option}")
+            axes.set(
+                xlabel=option,
+                ylabel=named(self.value),
+                title=style.fitted(axes, title or f"Over {option}", style.is_beside(len(curves))),
+            )
             if len(curves) > 1:
                 style.legend(figure, axes, len(curves))
         return figure
@@ -124,7 +128,7 @@ class Bars(Kind):
                     fontsize=8,
                 )
             axes.set_xlim(right=1.12 * end if end > 0 else None)
-            axes.set(xlabel=named(self.value), title=title or _headline(self.value))
+            axes.set(xlabel=named(self.value), title=style.fitted(axes, title or _headline(self.value)))
         return figure
 
 
@@ -161,7 +165,10 @@ class Spread(Kind):
                 axes.hlines(places, low, high, color=style.PALETTE[number], linewidth=2, alpha=0.6)
                 axes.plot(low, places, "|", high, places, "|", color=style.PALETTE[number], markersize=9)
                 axes.plot(mean, places, markersize=6, label=_SPREAD[one], **style.points(number))
-            axes.set(xlabel="accuracy from the worst client to the best, %", title=title or "Over clients")
+            axes.set(
+                xlabel="accuracy from the worst client to the best, %",
+                title=style.fitted(axes, title or "Over clients"),
+            )
             if len(shown) > 1:
                 figure.legend(*axes.get_legend_handles_labels(), loc="outside lower right", ncols=2, fontsize=9)
         return figure
@@ -216,7 +223,8 @@ class Gain(Kind):
                 style.name_clients(axes, [client for client, _ in order], most=20)
                 axes.set_xlim(-0.7, len(order) - 0.3)
                 heading = f"Gain over {reference}"
-                axes.set(ylabel=unit, title=f"{title}: {heading[0].lower()}{heading[1:]}" if title else heading)
+                heading = f"{title}: {heading[0].lower()}{heading[1:]}" if title else heading
+                axes.set(ylabel=unit, title=style.fitted(axes, heading, beside=True))
             panels[-1].set_xlabel("client")
             handles: dict[str, Any] = {}
             for axes in panels:

@@ -17,15 +17,20 @@ __all__ = [
     "PALETTE",
     "STYLE",
     "figure",
+    "fitted",
+    "headed",
     "heat",
+    "is_beside",
     "legend",
     "logarithmic",
     "look",
     "mark_groups",
     "name_clients",
     "panels",
+    "points",
     "save",
     "svg",
+    "wrapped",
 ]
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999", "#000000")
@@ -98,12 +103,30 @@ def look(number: int) -> dict[str, Any]:
     return points(number) | {"linestyle": _DASHES[number % len(_DASHES)]}
 
 
+def is_beside(entries: int) -> bool:
+    """Whether a legend of so many entries stands beside the axes, because it would hide the curves inside."""
+    return entries > 4
+
+
 def legend(made: Figure, axes: Axes, entries: int) -> None:
-    """Inside the axes while it is short, beside them when it would hide the curves."""
-    if entries <= 4:
-        axes.legend(loc="best")
-    else:
+    """Inside the axes while it is short, else beside them."""
+    if is_beside(entries):
         made.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
+    else:
+        axes.legend(loc="best")
+
+
+def fitted(axes: Axes, text: str, beside: bool = False) -> str:
+    """A title on as many lines as it needs above axes that may have a legend beside them."""
+    made, place = axes.figure, axes.get_subplotspec()
+    assert isinstance(made, Figure)
+    columns = 1 if place is None else place.get_gridspec().ncols
+    return wrapped(text, int(8 * made.get_figwidth() / columns * (0.66 if beside else 1)))
+
+
+def headed(made: Figure, title: str) -> None:
+    """A title above all panels."""
+    made.suptitle(wrapped(title, int(8 * made.get_figwidth())), x=0.01, ha="left", weight="bold", size=11.5)
 
 
 def wrapped(text: str, width: int = 26) -> str:
