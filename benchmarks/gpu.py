@@ -1,16 +1,15 @@
 """Coterie beside plain PyTorch loops on a GPU: FedAvg on CIFAR-10, whole rounds.
 
-    python benchmarks/gpu.py --data-dir DIR [--only NAME ...] [--rounds 3] [--precision tf32] [--out FILE]
+    python benchmarks/gpu.py --data-dir DIR [--only small large runs] [--rounds 5] [--precision tf32] [--out FILE]
 
 A round samples the cohort, trains it, takes the mean and evaluates the model on every client's test and validation data
 and on the global test set. The `loop` is eager PyTorch written for speed: data on the GPU before it starts, evaluation
 in large batches, no logging, no `.item()`. The `graph loop` is the same with one CUDA graph per step. All three train
-the same clients from the same first model in the same precision, and run in one process, one after another; the figures
-to look at are the ratios.
+the same clients from the same first model in the same precision, and run in one process, in turns, a round of each;
+the figures to look at are the ratios. Times are medians of all rounds but the first.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from coterie.federation import Federation
 from coterie.lab import compare
 from coterie.scoring import Scoring
 from coterie.settings import Settings
+from drawing import store, stored
 
 
 def cnn_32_64(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -69,6 +69,14 @@ WORKLOADS = {
     "resnet9": Workload("ResNet-9, 10 clients, batch 64", "resnet9", 10, 64, 2.5),
     "vgg19": Workload("VGG-19, 10 clients, batch 64", "vgg19", 10, 64, 2.5),
 }
+
+
+GROUPS = {
+    "small": ("lenet", "unequal", "cfic", "cnn"),
+    "large": ("resnet9", "vgg19"),
+    "runs": ("many-seeds", "many-rounds", "study"),
+}
+"""What can be asked for by one name, so that a call takes only some minutes."""
 
 
 @dataclass(frozen=True)
@@ -162,26 +170,63 @@ class Plain:
         return right[len(self.owner) :].mean()
 
 
-def measured(rounds: int, begin: Callable[[], Callable[[], Any]]) -> tuple[list[float], float, Any]:
-    """Seconds of each round, the peak of the GPU memory, and what the last round gave."""
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before, seconds, result = torch.cuda.memory_allocated(), [], None
-    started = time.perf_counter()
-    run = begin()
-    for _ in range(rounds):
-        result = run()
+@dataclass
+class Watch:
+    """Seconds and GPU memory of one way of computing, while others take their turns in between."""
+
+    seconds: list[float] = field(default_factory=list)
+    own: int = 0
+    """Bytes that it holds between its turns."""
+    peak: int = 0
+    _begun: float = 0.0
+    _others: int = 0
+
+    def start(self) -> None:
+        """Its turn begins."""
         torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - started)
-        started = time.perf_counter()
-    return seconds, (torch.cuda.max_memory_allocated() - before) / 1e9, result
+        torch.cuda.reset_peak_memory_stats()
+        self._others = torch.cuda.memory_allocated() - self.own
+        self._begun = time.perf_counter()
+
+    def stop(self) -> None:
+        """Its turn is over."""
+        torch.cuda.synchronize()
+        self.seconds.append(time.perf_counter() - self._begun)
+        self.own = torch.cuda.memory_allocated() - self._others
+        self.peak = max(self.peak, torch.cuda.max_memory_allocated() - self._others)
+
+    def figures(self, accuracy: float) -> Figures:
+        """What it took."""
+        return Figures(self.seconds[0], statistics.median(self.seconds[1:]), self.peak / 1e9, 100 * accuracy)
 
 
-def plain(population: Population, module: nn.Module, work: Workload, rounds: int, graphs: bool) -> Figures:
-    """The loop, or the loop of graphs."""
-    seconds, memory, accuracy = measured(rounds, lambda: Plain(population, module, work, graphs).round)
-    return Figures(seconds[0], statistics.median(seconds[1:]), memory, 100 * float(accuracy))
+class Turns:
+    """Follows a run of Coterie, and lets each of the loops do a round after each of its rounds."""
+
+    def __init__(self, population: Population, model: Callable[[], nn.Module], work: Workload) -> None:
+        self.watches = {name: Watch() for name in ("coterie", "graph loop", "loop")}
+        self.accuracy = dict.fromkeys(self.watches, 0.0)
+        self._make = {name: (lambda graphs=name != "loop": Plain(population, model(), work, graphs)) for name in WAYS}
+        self._made: dict[str, Plain] = {}
+
+    def round_done(self, *_: Any) -> None:
+        """A round of Coterie is done, and evaluated on the host."""
+        self.watches["coterie"].stop()
+        for name, make in self._make.items():
+            watch = self.watches[name]
+            watch.start()
+            if name not in self._made:
+                self._made[name] = make()
+            right = self._made[name].round()
+            watch.stop()
+            self.accuracy[name] = float(right)
+        self.watches["coterie"].start()
+
+    def run_done(self, *_: Any) -> None:
+        """All rounds are done."""
+
+
+WAYS = ("graph loop", "loop")
 
 
 class Clock:
@@ -198,22 +243,6 @@ class Clock:
         """All rounds are done."""
 
 
-def with_coterie(fed: Federation, work: Workload, rounds: int) -> Figures:
-    """The same with Coterie."""
-    settings = {"epochs": work.epochs, "batch": work.batch, "rate": work.rate, "participation": work.share}
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before, started = torch.cuda.memory_allocated(), time.perf_counter()
-    coterie.FedAvg(rounds=1, **settings).fit(fed)
-    first, seconds = time.perf_counter() - started, []
-    for _ in range(3):
-        clock = Clock()
-        result = coterie.FedAvg(rounds=rounds, **settings).fit(fed, observers=[clock])
-        seconds += [after - earlier for earlier, after in pairwise(clock.times)]
-    memory = (torch.cuda.max_memory_allocated() - before) / 1e9
-    return Figures(first, statistics.median(seconds), memory, 100 * result.summary["global_accuracy_mean"])
-
-
 def set_precision(precision: str) -> None:
     """The plain loops' precision; Coterie sets its own."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -221,15 +250,18 @@ def set_precision(precision: str) -> None:
 
 
 def compared(data: coterie.Dataset, work: Workload, rounds: int, precision: str, engine: str) -> dict[str, Figures]:
-    """The three ways, one after another."""
+    """The three ways, a round of each in turns."""
     population = populate(data, split_rules.make(work.split, clients=work.clients, **work.options), Division())
     computing = Computing(precision=precision, device="cuda", engine=engine)
     fed = Federation(Simulation(population, work.net, computing))
     print(work.title, "|", fed.explain(), flush=True)
-    found = {"coterie": with_coterie(fed, work, rounds)}
     set_precision(precision)
-    for name, graphs in (("graph loop", True), ("loop", False)):
-        found[name] = plain(population, fed.new_model().module(), work, rounds, graphs)
+    turns = Turns(population, fed.new_model().module, work)
+    settings = {"epochs": work.epochs, "batch": work.batch, "rate": work.rate, "participation": work.share}
+    turns.watches["coterie"].start()
+    result = coterie.FedAvg(rounds=rounds, **settings).fit(fed, observers=[turns])
+    turns.accuracy["coterie"] = result.summary["global_accuracy_mean"]
+    found = {name: watch.figures(turns.accuracy[name]) for name, watch in turns.watches.items()}
     for name, figures in found.items():
         print(f"  {name:12}", *(f"{key} {value:.4g}" for key, value in vars(figures).items()), flush=True)
     fed.close()
@@ -270,42 +302,62 @@ def many_seeds(data_dir: str, precision: str, rounds: int = 6) -> dict[str, floa
     return seconds | {"ratio": seconds["5 seeds"] / seconds["1 seeds"]}
 
 
+def study(data_dir: str, precision: str, rounds: int = 20) -> dict[str, float]:
+    """Seconds of a study of five methods with five seeds at once: LeNet-5, 20 clients, batch 10."""
+    given = {"data": "cifar10", "data_dir": data_dir, "split": "dirichlet", "clients": 20, "net": "lenet5", "batch": 10}
+    given |= {"rounds": rounds, "epochs": 1, "precision": precision, "device": "cuda", "split_seed": 0, "limit": 10_000}
+    names = ("fedavg", "ifca", "cfl", "fl-hc", "autocfl")
+    started, clock = time.perf_counter(), Clock()
+    compare([Settings.of(given, name)[0] for name in names], 5, watch=lambda *_: [clock])
+    ends = sorted(clock.times)
+    later = ends[-1] - ends[len(ends) // 2]
+    runs = 5 * len(names)
+    return {
+        "seconds": time.perf_counter() - started,
+        "milliseconds of a run and round": 1e3 * later / (runs * rounds / 2),
+        "seconds of 150 runs with 100 rounds": later / (runs * rounds / 2) * 150 * 100,
+    }
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data-dir", required=True)
-    parser.add_argument("--only", nargs="*", default=[*WORKLOADS, "many-seeds", "many-rounds"])
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", default=list(GROUPS), help="workloads, or small, large, runs")
+    parser.add_argument("--rounds", type=int, default=5, help="of all three ways; the first is not in the median")
     parser.add_argument("--precision", default="tf32")
     parser.add_argument("--engine", default="simulation")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="where results are stored as they come, beside those of before")
     arguments = parser.parse_args()
     data = coterie.load("cifar10", arguments.data_dir)
-    found: dict[str, Any] = {}
-    for name in arguments.only:
+    found = stored([arguments.out] if arguments.out else [])
+    for name in dict.fromkeys(name for given in arguments.only for name in GROUPS.get(given, (given,))):
         if name == "many-rounds":
             found[name] = many_rounds(data, arguments.precision)
             print("1,500 rounds:", found[name], flush=True)
         elif name == "many-seeds":
             found[name] = many_seeds(arguments.data_dir, arguments.precision)
             print("Five seeds at once:", found[name], flush=True)
+        elif name == "study":
+            found[name] = study(arguments.data_dir, arguments.precision)
+            print("25 runs at once:", found[name], flush=True)
         else:
             work = WORKLOADS[name]
             figures = compared(data, work, arguments.rounds, arguments.precision, arguments.engine)
-            found[name] = {way: vars(value) for way, value in figures.items()}
-        if arguments.out:
-            arguments.out.write_text(json.dumps(found, indent=1))
+            found[name] = {way: vars(value) for way, value in figures.items()} | {"rounds": arguments.rounds}
+        store(arguments.out, found)
         torch.cuda.empty_cache()
     print(f"\nCIFAR-10, {arguments.precision}, {torch.cuda.get_device_name()}, torch {torch.__version__}")
     head = ("workload", "loop, s a round", "coterie, s a round", "over the loop", "target", "over the graph loop")
-    head += ("global test, % (loop)", "GPU memory, GB (loop)", "first round, s")
+    head += ("global test, % (loop, graph loop)", "rounds", "GPU memory, GB (loop)", "first round, s")
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for name, ways in found.items():
         if name in WORKLOADS:
             loop, graphs, ours = (Figures(**ways[way]) for way in ("loop", "graph loop", "coterie"))
             cells = [WORKLOADS[name].title, f"{loop.round:.3f}", f"{ours.round:.4f}", f"{loop.round / ours.round:.1f}x"]
             cells += [f"{WORKLOADS[name].target:g}x", f"{graphs.round / ours.round:.1f}x"]
-            cells += [f"{ours.accuracy:.1f} ({loop.accuracy:.1f})", f"{ours.gigabytes:.1f} ({loop.gigabytes:.1f})"]
+            cells += [f"{ours.accuracy:.1f} ({loop.accuracy:.1f}, {graphs.accuracy:.1f})", str(ways["rounds"])]
+            cells += [f"{ours.gigabytes:.1f} ({loop.gigabytes:.1f})"]
             print(f"| {' | '.join(cells)} | {ours.first:.1f} |")
 
 

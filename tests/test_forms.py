@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from coterie.clients import Clients, Round
 from coterie.errors import SettingsError
-from coterie.forms import FORMS, form_named
+from coterie.forms import FORMS, Vectorised, form_named
 from coterie.randomness import uniform
 from coterie.training import Lane, LocalTraining, Terms, cross_entropy
 from coterie.weights import Models
@@ -476,3 +477,36 @@ def test_bfloat16_is_near_and_keeps_models_in_full_precision(form):
 def test_an_unknown_form_gets_the_known_ones():
     with pytest.raises(SettingsError, match="did you mean loop"):
         form_named("lop")
+
+
+@pytest.mark.parametrize("sizes", [(7, 3, 12, 1), (8,) * 20], ids=str)
+@pytest.mark.parametrize("local", [LOCAL, LocalTraining(epochs=2, batch=0, momentum=0.5, decay=0.1)], ids=["4", "all"])
+def test_strict_training_is_the_loops_and_does_not_depend_on_who_trains_along(sizes, local):
+    here = world(everything, sizes, IMAGES)
+    strict = Vectorised(strict=True)
+
+    def trained_by(form, chosen):
+        clients = Clients(here.net, here.pool, [here.shards[client] for client in chosen], form, Round(number=1))
+        return clients.train(here.models()[chosen], local)
+
+    everybody = list(range(len(sizes)))
+    together, loop = trained_by(strict, everybody), trained_by(form_named("loop"), everybody)
+    close(together.models.parameters, loop.models.parameters, WITHIN)
+    close(together.models.buffers, loop.models.buffers, WITHIN)
+    close(together.loss, loop.loss, WITHIN)
+    for chosen in ([1], [3, 0]):
+        some = trained_by(strict, chosen)
+        assert torch.equal(some.models.parameters, together.models.parameters[chosen])
+        assert torch.equal(some.loss, together.loss[chosen])
+
+
+@pytest.mark.parametrize("form", [name for name in FORMS if name != "branch"])
+def test_strict_outputs_are_the_same_and_do_not_depend_on_what_else_is_run(form, monkeypatch):
+    monkeypatch.setattr("coterie.forms._STRICT_ROWS", 4)
+    here = world(everything, (5,) * 6, IMAGES, dtype=torch.float32)
+    x = here.pool.inputs(torch.arange(60).reshape(6, 10))
+    strict, plain = form_named(form, strict=True), form_named(form)
+    found = strict.outputs(here.models(), x, shared=False)
+    close(found, plain.outputs(here.models(), x, shared=False), 1e-5)
+    assert torch.equal(strict.outputs(here.models()[2:3], x[2:3, :9], shared=False), found[2:3, :9])
+    assert torch.equal(strict.outputs(here.models()[[4]], x[4], shared=True), found[[4]])

@@ -176,3 +176,16 @@ def test_objectives_with_parts_that_have_no_hash_are_known_by_themselves(make):
 )
 def test_rounded_up(count, digits, rounded):
     assert rounded_up(count, digits) == rounded
+
+
+@pytest.mark.parametrize("sizes", [(7, 3, 12, 1), (6,)], ids=str)
+def test_strict_steps_that_are_recorded_are_those_that_are_not(sizes):
+    here = world(everything, sizes, IMAGES)
+    recorded, plain = Vectorised(recorder=Recorder(again), strict=True), Vectorised(strict=True)
+    for number in (1, 2):
+        found, expected = (trained(here, form, LOCAL, number) for form in (recorded, plain))
+        assert torch.equal(found.models.parameters, expected.models.parameters)
+        assert torch.equal(found.models.buffers, expected.models.buffers)
+        assert torch.equal(found.loss, expected.loss)
+    (slots,) = recorded._recorder._kinds.values()
+    assert set(slots[None].graphs) == {(16, 4)}

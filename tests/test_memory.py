@@ -1,5 +1,8 @@
 """What clients remember, and how a lost round leaves no trace."""
 
+import resource
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -111,8 +114,9 @@ def test_a_name_keeps_its_shape_and_type(memory, other):
         memory.update(ALL, {"mark": other})
 
 
-def test_models_are_kept_with_their_statistics():
-    models = world(normed, shape=(2, 4, 4)).models(3)
+@pytest.mark.parametrize("here", [world(normed, shape=(2, 4, 4)), world(mlp)], ids=["statistics", "none"])
+def test_models_are_kept_with_their_statistics(here):
+    models = here.models(3)
     memory = Memory(3)
     memory.update(at(2, 0), {"model": models[:2]})
     found = memory.rows(at(0, 2)).values["model"]
@@ -150,3 +154,59 @@ def _write(memory, expected, clients, name, value):
     positions = torch.tensor(sorted(clients))
     memory.update(positions, {name: torch.full((len(clients),), value)})
     expected[name] |= dict.fromkeys(clients, value)
+
+
+def test_a_snapshot_shows_what_was_there_when_it_was_made(memory):
+    before = memory.snapshot()
+    assert before["mark"]["rows"].tolist() == [1, 3]
+    memory.update(ALL, {"mark": numbers(7, 8, 9), "new": numbers(0, 0, 0)})
+    assert list(before) == ["mark"]
+    assert before["mark"]["clients"].tolist() == [0, 2]
+    assert before["mark"]["rows"].tolist() == [1, 3]
+    after = memory.snapshot()
+    memory.rollback()
+    assert after["mark"]["rows"].tolist() == [7, 8, 9]
+
+
+def test_what_all_clients_keep_is_not_copied_for_a_snapshot_that_is_stored_at_once(memory):
+    memory.update(ALL, {"mark": numbers(7, 8, 9)})
+    assert memory.snapshot()["mark"]["rows"] is memory.values["mark"]
+
+
+def test_rows_are_copied_only_if_they_are_read(memory, monkeypatch):
+    read = []
+    monkeypatch.setattr("coterie.memory._taken", lambda value, positions: read.append(value) or value[positions])
+    memory.update(ALL, {"large": torch.zeros(3, 50)})
+    some = memory.rows(at(2, 0))
+    assert set(some) == {"mark", "large"}
+    assert not read
+    assert some.values["mark"].tolist() == [3, 1]
+    assert len(read) == 1
+
+
+def test_clients_can_be_counted_from_the_end(memory):
+    memory.update(at(-1), {"mark": numbers(5)})
+    assert memory.rows(at(-1)).values["mark"].tolist() == [5]
+    memory.rollback(at(-1))
+    assert content(memory) == {"mark": {0: 1.0, 2: 3.0}}
+
+
+def test_a_value_is_kept_where_its_home_is():
+    memory = Memory(3, home=lambda rows: torch.device("meta" if rows.dim() > 1 else "cpu"))
+    memory.update(at(1), {"mark": numbers(5), "model": torch.ones(1, 4)})
+    assert memory.values["mark"].device.type == "cpu"
+    assert memory.values["model"].device.type == "meta"
+    assert memory.size_on(torch.device("meta")) == 3 * 4 * 4
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").is_file(), reason="reads how much memory is in use from Linux")
+def test_clients_that_keep_nothing_cost_no_memory():
+    def in_use():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    before = in_use()
+    memory = Memory(100_000)
+    memory.update(at(7, 99_999), {"large": torch.ones(2, 1000)})
+    assert memory.rows(at(7)).values["large"].sum() == 1000
+    assert memory.values["large"].dtype == torch.float32
+    assert in_use() - before < 100e6  # of 400 MB

@@ -180,6 +180,16 @@ class Clients:
         """Let clients count something for the record."""
         self.kept[name] = self._recalled(name, torch.zeros_like(amount)) + amount
 
+    @property
+    def steps_taken(self) -> Tensor:
+        """Steps that the clients have trained so far in the run, [client], on the host."""
+        return self._recalled("_steps", torch.zeros(len(self), dtype=torch.int64))
+
+    @property
+    def rounds_taken(self) -> Tensor:
+        """Rounds in which the clients have trained so far, [client], on the host."""
+        return self._recalled("_rounds", torch.zeros(len(self), dtype=torch.int64))
+
     def _training_call(self) -> Tensor:
         """The number of each client's training call within the round, [client], which keys its draws."""
         calls = self._recalled("_calls", torch.tensor([[-1, 0]]).expand(len(self), 2))

@@ -8,6 +8,8 @@ nets. On a GPU both replay recorded steps (`coterie.graphs`). All agree in float
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from math import ceil
 
 import torch
 from torch import Tensor
@@ -26,6 +28,9 @@ __all__ = ["FORMS", "Branch", "Form", "Loop", "Vectorised", "form_named"]
 
 BatchTensors = dict[str, Tensor]
 
+_STRICT_LANES, _STRICT_ROWS = 16, 128
+"""Models that a strict form always computes together, and samples that each sees at once when it is evaluated."""
+
 
 class Form(ABC):
     """How models of many clients are run and differentiated."""
@@ -37,8 +42,13 @@ class Form(ABC):
     stacked: bool = False
     """Whether that is done under `vmap`."""
 
-    def __init__(self, half: bool = False, recorder: Recorder | None = None) -> None:
-        self.half, self._recorder = half, recorder
+    def __init__(self, half: bool = False, recorder: Recorder | None = None, strict: bool = False) -> None:
+        """A form that runs nets in bfloat16 if `half`, and if `strict` always computes in the same shapes.
+
+        Libraries choose their kernels by shape, and so the last bits: of strict forms a client's results do not depend
+        on who is computed with it.
+        """
+        self.half, self._recorder, self.strict = half, recorder, strict
 
     def casting(self, net: Net) -> AbstractContextManager[object]:
         """Runs nets in bfloat16 where that was asked for; parameters and sums stay as they are."""
@@ -59,9 +69,29 @@ class Form(ABC):
     ) -> tuple[Models, Tensor]:
         """The trained models [lane] and their losses in the last epoch [lane]."""
 
-    @abstractmethod
     def outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
         """What models [n] give for inputs [n, row, ...], or for the same inputs [row, ...] if they are shared."""
+        return self._in_tiles(models, x, shared) if self.strict and x.numel() else self._outputs(models, x, shared)
+
+    @abstractmethod
+    def _outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
+        """The same in one go."""
+
+    def _in_tiles(self, models: Models, x: Tensor, shared: bool) -> Tensor:
+        """The same in pieces of one shape: so many models with so many rows each."""
+        rows = x.shape[0 if shared else 1]
+        each = ceil(rows / _STRICT_ROWS)
+        tiles, device = len(models) * each, x.device
+        whose = torch.arange(len(models), device=device).repeat_interleave(each)
+        # What is missing in the last tile of a model, and in the last piece, is filled up with what is there.
+        places = torch.arange(each * _STRICT_ROWS, device=device).clamp(max=rows - 1).reshape(each, -1)
+        places = places.repeat(len(models), 1)
+        found = []
+        for some in torch.arange(ceil(tiles / _STRICT_LANES) * _STRICT_LANES, device=device).split(_STRICT_LANES):
+            some = some.clamp(max=tiles - 1)
+            inputs = x[places[some]] if shared else x[whose[some, None], places[some]]
+            found.append(self._outputs(models[whose[some]], inputs.contiguous(), shared=False))
+        return torch.cat(found)[:tiles].unflatten(0, (len(models), each)).flatten(1, 2)[:, :rows]
 
     def judge(self, questions: Questions) -> Tensor:
         """Rank and loss of the samples that models are asked about, [2, model, sample], on the host."""
@@ -111,12 +141,10 @@ class Loop(Form):
         sample_weights: Tensor | None = None,
     ) -> tuple[Models, Tensor]:
         """Train the lanes one by one."""
-        gradients = self.gradients(start.net, objective)
-        results = []
-        for row in range(len(lanes)):
-            bundle = _one(row, pool, lanes, start, terms, gradients, objective, sample_weights)
-            results += train_lanes([bundle])
-        return _joined(results)
+        work = _Work(pool, lanes, start, terms, self.gradients(start.net, objective), objective, sample_weights)
+        return _joined(
+            [result for row in range(len(lanes)) for result in train_lanes([work.bundle(slice(row, row + 1))])]
+        )
 
     def gradients(self, net: Net, objective: Objective) -> GradientFunction:
         """The gradient of one client alone, which stands in the first and only row."""
@@ -133,8 +161,7 @@ class Loop(Form):
 
         return gradients
 
-    def outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
-        """Run the models one by one."""
+    def _outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
         net = models.net
         with torch.no_grad(), self.casting(net):
             rows = [
@@ -164,10 +191,8 @@ class Branch(Loop):
         recorder = self.recorder_on(pool.device)
         if recorder is None:
             return super().train(pool, lanes, start, terms, objective, sample_weights)
-        gradients = self.gradients(start.net, objective)
-        bundles = (
-            _one(row, pool, lanes, start, terms, gradients, objective, sample_weights) for row in range(len(lanes))
-        )
+        work = _Work(pool, lanes, start, terms, self.gradients(start.net, objective), objective, sample_weights)
+        bundles = (work.bundle(slice(row, row + 1)) for row in range(len(lanes)))
         return _joined(train_lanes([recorder.prepared(one, objective, slot) for slot, one in enumerate(bundles)]))
 
 
@@ -189,7 +214,7 @@ class Vectorised(Form):
     ) -> tuple[Models, Tensor]:
         """Train all lanes together."""
         recorder = self.recorder_on(pool.device)
-        if len(lanes) == 1:
+        if len(lanes) == 1 and not self.strict:
             return Branch(self.half, recorder).train(pool, lanes, start, terms, objective, sample_weights)
         step = vmap(grad_and_value(self.loss_function(start.net, objective), has_aux=True))
 
@@ -199,13 +224,21 @@ class Vectorised(Form):
             gradient, (value, after) = step(parameters, buffers, tuple(_tensors(batch) for batch in batches), keys)
             return value, gradient, after
 
-        streams = getattr(objective, "batches", 1)
-        bundle = Bundle(pool, lanes, start, terms, gradients, streams, sample_weights)
+        work = _Work(pool, lanes, start, terms, gradients, objective, sample_weights)
+        if not self.strict:
+            return self._trained(work.bundle(slice(None)), objective, recorder)
+        stacks = _stacks(lanes)
+        models, losses = _joined([self._trained(work.bundle(*stack), objective, recorder) for stack in stacks])
+        # Where the result of each lane is. One that fills a stack up is computed several times, always to the same.
+        where = torch.empty(len(lanes), dtype=torch.int64)
+        where[[lane for chosen, _ in stacks for lane in chosen]] = torch.arange(len(losses))
+        return models[where.to(losses.device)], losses[where.to(losses.device)]
+
+    def _trained(self, bundle: Bundle, objective: Objective, recorder: Recorder | None) -> tuple[Models, Tensor]:
         (result,) = train_lanes([bundle if recorder is None else recorder.prepared(bundle, objective)])
         return result
 
-    def outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
-        """Run all models together."""
+    def _outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
         if len(models) == 1:
             return Loop(self.half).outputs(models, x, shared)
         net = models.net
@@ -221,11 +254,11 @@ class Vectorised(Form):
 FORMS: dict[str, type[Form]] = {form.name: form for form in (Loop, Vectorised, Branch)}
 
 
-def form_named(name: str, half: bool = False) -> Form:
+def form_named(name: str, half: bool = False, strict: bool = False) -> Form:
     """A form by name."""
     if name not in FORMS:
         raise unknown("form", name, FORMS)
-    return FORMS[name](half)
+    return FORMS[name](half, strict=strict)
 
 
 def _tensors(batch: Batch) -> BatchTensors:
@@ -233,21 +266,42 @@ def _tensors(batch: Batch) -> BatchTensors:
     return {name: tensor for name, tensor in vars(batch).items() if tensor is not None}
 
 
-def _one(
-    row: int,
-    pool: Pool,
-    lanes: Sequence[Lane],
-    start: Models,
-    terms: Terms,
-    gradients: GradientFunction,
-    objective: Objective,
-    sample_weights: Tensor | None,
-) -> Bundle:
-    """One lane of several, alone in its bundle."""
-    only = slice(row, row + 1)
-    weights = None if sample_weights is None else sample_weights[only]
-    streams = getattr(objective, "batches", 1)
-    return Bundle(pool, [lanes[row]], start[only], terms.rows(only), gradients, streams, weights)
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """What lanes start from and are told, from which bundles of some of them are made."""
+
+    pool: Pool
+    lanes: Sequence[Lane]
+    start: Models
+    terms: Terms
+    gradients: GradientFunction
+    objective: Objective
+    sample_weights: Tensor | None
+
+    def bundle(self, chosen: slice | list[int], rows: int | None = None) -> Bundle:
+        """Some of the lanes, which take their steps together; with `rows`, in steps of one shape."""
+        weights = None if self.sample_weights is None else self.sample_weights[chosen]
+        lanes = self.lanes[chosen] if isinstance(chosen, slice) else [self.lanes[lane] for lane in chosen]
+        start, terms = self.start[chosen], self.terms.rows(chosen)
+        streams = getattr(self.objective, "batches", 1)
+        return Bundle(self.pool, lanes, start, terms, self.gradients, streams, weights, rows)
+
+
+def _stacks(lanes: Sequence[Lane]) -> list[tuple[list[int], int]]:
+    """Lanes in stacks of one width, each with the rows of its batches; a stack is filled up with its first lane.
+
+    Lanes of a stack have room for equally many rows: how many that are may not depend on others.
+    """
+    by_rows: dict[int, list[int]] = {}
+    for number in sorted(range(len(lanes)), key=lambda lane: -lanes[lane].steps):
+        lane = lanes[number]
+        by_rows.setdefault(lane.local.batch or len(lane.index), []).append(number)
+    stacks = []
+    for rows, chosen in by_rows.items():
+        for first in range(0, len(chosen), _STRICT_LANES):
+            some = chosen[first : first + _STRICT_LANES]
+            stacks.append((some[:1] * (_STRICT_LANES - len(some)) + some, rows))
+    return stacks
 
 
 def _joined(results: Sequence[tuple[Models, Tensor]]) -> tuple[Models, Tensor]:

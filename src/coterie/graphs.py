@@ -105,7 +105,8 @@ class _Shape:
     @classmethod
     def of(cls, bundle: Bundle) -> "_Shape":
         lanes = rounded_up(len(bundle.rows.parameters), 5)
-        idle = any(_prefix(active, lanes) != active for active in bundle.active)
+        idle = bundle.core.tables.moving is not None
+        idle |= any(_prefix(active, lanes) != active for active in bundle.active)
         draws = bundle.core.tables.draws
         width = min(bundle.batch or inf, rounded_up(draws[0].sources.shape[2], 3))
         rows = [(name, rows) for name, rows in vars(bundle.rows).items() if rows is not None]
@@ -232,7 +233,7 @@ class _Loaded:
         else:
             self._sizes = list(zip(bundle.active, bundle.width, strict=True))
         self._tables = bundle.core.tables
-        if shape.idle:
+        if shape.idle and self._tables.moving is None:
             counts = torch.tensor(self.active, device=self._tables.counted.device)
             lanes = torch.arange(len(bundle.rows.parameters), device=counts.device)
             self._tables = replace(self._tables, moving=(lanes < counts[:, None]).unsqueeze(2))

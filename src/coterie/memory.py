@@ -1,9 +1,11 @@
 """What clients remember between rounds, and how a round that is lost leaves no trace in it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from math import prod
 from typing import Any
 from weakref import ref
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -188,10 +190,14 @@ def _like(value: Value, tensors: list[Tensor]) -> Value:
 
 
 def _empty(like: Value, clients: int, device: torch.device | None) -> Value:
-    # Zeros are not touched until they are written: rows of clients that keep nothing cost no memory on the host.
-    return _like(
-        like, [torch.zeros(clients, *t.shape[1:], dtype=t.dtype, device=device or t.device) for t in _tensors(like)]
-    )
+    return _like(like, [_zeros((clients, *t.shape[1:]), t.dtype, device or t.device) for t in _tensors(like)])
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type != "cpu" or not prod(shape):
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # NumPy's zeros, unlike torch's, are not touched until they are written: clients that keep nothing cost no memory.
+    return torch.from_numpy(np.zeros(prod(shape) * dtype.itemsize, dtype=np.uint8)).view(dtype).reshape(shape)
 
 
 def _write(value: Value, positions: Tensor, rows: Value) -> None:

@@ -185,8 +185,7 @@ def score_client(
     if last:
         trained = clients.state("_last", otherwise=clients.initial())
         outputs["accuracy_last"] = clients.evaluate(trained, "test").accuracy_of(top)
-    none = torch.zeros(len(clients), dtype=torch.int64)
-    return outputs | {"steps": clients.state("_steps", none), "rounds": clients.state("_rounds", none)}
+    return outputs | {"steps": clients.steps_taken, "rounds": clients.rounds_taken}
 
 
 def _own_shares(clients: Clients, models: Models, kept: str) -> Tensor:

@@ -273,11 +273,13 @@ class Terms:
     ) -> "Terms":
         """The terms for a stack of models, one row per client. A pull of exactly 0 is none, to the last bit."""
         target = start.parameters
-        pulls = isinstance(pull, Tensor) or pull != 0
-        strength = torch.as_tensor(pull, dtype=target.dtype, device=target.device)
+        strength = centre = None
+        if isinstance(pull, Tensor) or pull != 0:
+            strength = torch.as_tensor(pull, dtype=target.dtype, device=target.device).expand(len(start)).unsqueeze(1)
+            centre = (start if anchor is None else anchor).parameters.expand_as(target)
         return cls(
-            strength.expand(len(start)).unsqueeze(1) if pulls else None,
-            (start if anchor is None else anchor).parameters.expand_as(target) if pulls else None,
+            strength,
+            centre,
             None if push is None else push.parameters.expand_as(target),
             None if trains == "all" else start.net.part(trains).to(target.dtype),
         )
@@ -344,18 +346,27 @@ class Bundle:
         gradients: GradientFunction,
         streams: int = 1,
         sample_weights: Tensor | None = None,
+        rows: int | None = None,
     ) -> None:
+        """Lanes with what they start from and are told; with `rows` all lanes compute in all steps, with so many rows.
+
+        Then every operation has the same shape whatever the lanes are, and finished ones compute along without moving.
+        """
         ranked = sorted(range(len(lanes)), key=lambda lane: -lanes[lane].steps)
         lanes, order = [lanes[lane] for lane in ranked], torch.tensor(ranked, device=pool.device)
         self._back = torch.tensor(np.argsort(ranked), device=pool.device)
         self.rows = Rows.of(lanes, start[order], terms.rows(order), sample_weights, order)
-        draws = [_drawn(pool, lanes, stream) for stream in range(streams)]
+        draws = [_drawn(pool, lanes, stream, rows) for stream in range(streams)]
         filled = draws[0][1]
         counted = torch.from_numpy(_last_epoch(lanes, filled)).to(pool.device, start.net.dtype)
-        self.core = Core(pool, start.net, gradients, Tables(tuple(table for table, _ in draws), counted), terms.trains)
+        moving = None if rows is None else torch.from_numpy(filled > 0).to(pool.device).unsqueeze(2)
+        tables = Tables(tuple(table for table, _ in draws), counted, moving)
+        self.core = Core(pool, start.net, gradients, tables, terms.trains)
         self.active: list[int] = (filled > 0).sum(axis=1).tolist()
         self.width: list[int] = filled.max(axis=1, initial=0).tolist()
-        self.alone = len(lanes) == 1
+        if rows is not None:
+            self.active, self.width = [len(lanes)] * len(filled), [rows] * len(filled)
+        self.alone = len(lanes) == 1 and rows is None
         self.batch = max(lane.local.batch for lane in lanes) if all(lane.local.batch for lane in lanes) else 0
 
     def step(self, number: int) -> None:
@@ -515,9 +526,9 @@ def _last_epoch(lanes: Sequence[Lane], filled: np.ndarray) -> np.ndarray:
     return (filled * late) / np.maximum((filled * late).sum(axis=0), 1)
 
 
-def _drawn(pool: Pool, lanes: Sequence[Lane], stream: int) -> tuple[Draws, np.ndarray]:
-    """The samples of all steps, and how many there are, [step, lane]."""
-    shape = (lanes[0].steps, len(lanes), max(lane.width for lane in lanes))
+def _drawn(pool: Pool, lanes: Sequence[Lane], stream: int, rows: int | None) -> tuple[Draws, np.ndarray]:
+    """The samples of all steps, and how many there are, [step, lane]; with room for so many, or as many as needed."""
+    shape = (lanes[0].steps, len(lanes), rows or max(lane.width for lane in lanes))
     places = np.full(shape, -1, dtype=np.int64)
     crops = np.zeros((*shape, 3), dtype=np.int64) if pool.augment else None
     drawing = generators(draw_key(*lane.key, "batches", stream) for lane in lanes)

@@ -3,16 +3,16 @@
 import gzip
 import hashlib
 import inspect
-import json
 import re
-import struct
 import sys
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from scipy.io import savemat
 
+import standins
 from coterie.data import sources, storage
 from coterie.data.sources import (
     CIFAR10,
@@ -28,6 +28,7 @@ from coterie.data.sources import (
 )
 from coterie.errors import DataError, SettingsError
 from coterie.registry import first_line, options
+from standins import cifar, idx, images, leaf, put
 
 SUM = re.compile(r"(md5:[0-9a-f]{32}|sha1:[0-9a-f]{40}|sha256:[0-9a-f]{64})?")
 
@@ -41,29 +42,7 @@ def _cache(tmp_path, monkeypatch):
 def tiny(monkeypatch):
     """Let a source accept files of any size and content."""
 
-    def accept(source, attribute="published"):
-        collection = getattr(source, attribute)
-        monkeypatch.setattr(source, attribute, replace(collection, files=tuple(map(anything, collection.files))))
-
-    return accept
-
-
-def anything(file):
-    return replace(file, size=None, checksum="", unpacked=file.unpacked and anything(file.unpacked))
-
-
-def idx(array):
-    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
-
-
-def images(*shape):
-    return (np.arange(np.prod(shape)) * 37 % 251).astype(np.uint8).reshape(shape)
-
-
-def put(folder, contents):
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, content in contents.items():
-        (folder / name).write_bytes(content)
+    return partial(standins.accept, monkeypatch)
 
 
 @pytest.mark.parametrize("name", list(sources))
@@ -190,10 +169,6 @@ def test_emnist_images_are_put_upright(tmp_path, tiny):
     assert data.labels[data.test.y[0]] == "A"
 
 
-def cifar(pixels, *labels):
-    return np.concatenate([*(np.array(column, np.uint8)[:, None] for column in labels), pixels], axis=1).tobytes()
-
-
 def test_cifar10_joins_its_batches_in_order(tmp_path, tiny):
     tiny(CIFAR10)
     pixels = images(12, 3072)
@@ -229,17 +204,6 @@ def test_svhn_with_and_without_the_extra_images(tmp_path, tiny):
     assert more.y.tolist() == [0, 1, 3, 4, 5]
     assert more.test.y.tolist() == [2]
     assert more.shape == SVHN.shape
-
-
-def leaf(writers):
-    content = {
-        "users": list(writers),
-        "num_samples": list(map(len, writers.values())),
-        "user_data": {
-            name: {"x": (images(len(labels), 784) / 255).tolist(), "y": labels} for name, labels in writers.items()
-        },
-    }
-    return json.dumps(content).encode()
 
 
 @pytest.mark.parametrize("place", ["femnist/data", "leaf/data/femnist/data", "femnist", "data", ""])

@@ -6,6 +6,8 @@ import torch
 from torch import nn
 
 import coterie
+from coterie.lab import compare
+from coterie.settings import Settings
 from helpers import tensors_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -131,10 +133,46 @@ def test_torch_is_left_as_it_was():
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.deterministic) == before
 
 
-def test_the_gpu_is_taken_by_default_and_what_clients_keep_stays_on_the_host():
+def kept_models(fed):
+    return fed._engine._memory.values["model"].parameters
+
+
+def test_the_gpu_is_taken_by_default_and_clients_keep_their_models_there():
     fed = federation("auto")
     coterie.Local(rounds=1).fit(fed)
     assert fed.net.device.type == "cuda"
-    assert all(
-        value.parameters.device.type == "cpu" for name, value in fed._engine._memory.values.items() if name == "model"
-    )
+    assert kept_models(fed).device.type == "cuda"
+    assert "stays on the GPU" in fed.explain()
+
+
+def test_models_that_do_not_fit_on_the_gpu_are_kept_on_the_host():
+    roomy, tight = federation("cuda"), federation("cuda", memory=2e-5)
+    results = [coterie.Local(rounds=3, batch=8, participation=0.6).fit(fed) for fed in (roomy, tight)]
+    assert kept_models(tight).device.type == "cpu"
+    assert (kept_models(roomy).cpu() - kept_models(tight)).abs().max() < 1e-9
+    for one, other in zip(*(result.clients for result in results), strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-9)
+
+
+NAMES = ("fedavg", "local", "ifca", "cfl", "scaffold", "fedem")
+
+
+def together_and_alone(precision, **more):
+    given = {"clients": 6, "net": "cnn", "data": "digits", "batch": 8, "rounds": 3, "split_seed": 0, "device": "cuda"}
+    given |= {"precision": precision, "engine": "vectorised"} | more
+    chosen = [Settings.of(given, name)[0] for name in NAMES]
+    return [compare(chosen, seeds=2, together=together) for together in (True, False)]
+
+
+def test_runs_together_are_what_they_are_alone():
+    for (_, ours), (_, theirs) in zip(*together_and_alone("float64"), strict=True):
+        for mine, yours in zip(ours.clients, theirs.clients, strict=True):
+            assert mine["loss"] == pytest.approx(yours["loss"], abs=1e-9)
+
+
+@pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
+def test_strict_runs_are_the_same_to_the_last_bit_alone_and_together(precision):
+    for (_, ours), (_, theirs) in zip(*together_and_alone(precision, strict=True), strict=True):
+        assert ours.clients == theirs.clients
+        states = [tensors_of(result.state) for result in (ours, theirs)]
+        assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())

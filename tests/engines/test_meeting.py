@@ -3,6 +3,7 @@
 import threading
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from test_simulation import METHODS
@@ -11,8 +12,10 @@ import coterie
 from coterie.engines.simulation.meeting import Meeting
 from coterie.errors import CoterieError
 from coterie.forms import Vectorised
+from coterie.judging import Questions
 from coterie.lab import compare
 from coterie.settings import Settings
+from helpers import close, mlp, tensors_of, world
 
 TINY = {"clients": 4, "net": "mlp", "limit": 300, "precision": "float64", "device": "cpu", "workers": 0, "batch": 8}
 
@@ -135,6 +138,22 @@ def test_what_runs_ask_of_models_is_answered_together(monkeypatch):
     assert max(meetings[-1].answers) == 6
 
 
+def test_questions_about_more_and_about_fewer_samples_get_what_they_get_alone():
+    here, meeting, form = world(mlp), Meeting(), Vectorised()
+    asked = [
+        Questions(here.pool, here.models(2), [np.arange(9)] * 2),
+        Questions(here.pool, here.models(3, seed=1), [np.arange(4)] * 3),
+        Questions(here.pool, here.models(2, seed=2), [np.array([3, 1]), np.arange(6)]),
+    ]
+    found = meeting.run([partial(meeting.form(form, number).judge, one) for number, one in enumerate(asked)])
+    assert meeting.answers == [3]
+    for one, answers in zip(asked, found, strict=True):
+        assert answers.shape == (2, len(one.places), max(map(len, one.places)))
+        for row, places in enumerate(one.places):
+            alone = form.judge(Questions(here.pool, one.models[row : row + 1], [places]))
+            close(answers[:, row, : len(places)], alone[:, 0])
+
+
 def test_predictions_on_given_inputs_are_made_together():
     chosen = settings("flis-dc", server_samples=20, split_seed=0)
     agree(compare(chosen, seeds=2, together=True), compare(chosen, seeds=2, together=False))
@@ -160,3 +179,17 @@ def test_when_memory_runs_out_runs_go_on_in_halves(monkeypatch):
     monkeypatch.setattr(Vectorised, "train", limited)
     compare(settings("fedavg", split_seed=0), seeds=4, together=True)
     assert served() == [4, 2, 2, 2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("names", [("fedavg", "scaffold"), ("ifca", "flis-dc")], ids=", ".join)
+def test_strict_runs_are_the_same_to_the_last_bit_alone_together_and_in_smaller_groups(names):
+    # Unequal clients and convolutions: otherwise even what is not strict happens to be the same.
+    more = {"precision": "float32", "strict": True, "engine": "vectorised", "net": "cnn", "split": "quantity"}
+    more |= {"split_seed": 0, "server_samples": 20, "rounds": 2}
+    together = compare(settings(*names, **more), seeds=2, together=True)
+    alone = compare(settings(*names, **more), seeds=2, together=False)
+    parts = compare(settings(*names, **more, memory=1e-4), seeds=2, together=False)
+    for one, other, third in zip(together, alone, parts, strict=True):
+        assert one[1].clients == other[1].clients == third[1].clients
+        ours, theirs, others = (tensors_of(result.state) for _, result in (one, other, third))
+        assert all(torch.equal(ours[key], theirs[key]) and torch.equal(ours[key], others[key]) for key in ours)

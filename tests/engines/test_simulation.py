@@ -144,6 +144,19 @@ def test_memory_decides_how_many_clients_are_computed_together():
     assert len(many._chunks(call)) == 1
 
 
+def test_what_clients_keep_stays_on_the_device_as_far_as_memory_goes():
+    engine = federation("vectorised", memory=1e-4)._engine  # a quarter: 25,000 bytes
+    elsewhere = torch.device("meta")  # stands for a GPU
+    small, large = (torch.zeros(7, numbers, device=elsewhere) for numbers in (100, 2000))
+    assert engine._home(small) == elsewhere
+    assert engine._home(large).type == "cpu"
+    assert engine._home(large.new_zeros(7, 2000, device="cpu")).type == "cpu"
+    engine._memory.update(torch.arange(7), {"one": small, "two": small, "more": torch.zeros(7, 400, device=elsewhere)})
+    kept = {name: value.device.type for name, value in engine._memory.values.items()}
+    assert kept == {"one": "meta", "two": "meta", "more": "meta"}
+    assert engine._home(small).type == "cpu"  # now it is full
+
+
 @program
 def hungry(clients: Clients):
     """Runs out of memory for more than two clients."""

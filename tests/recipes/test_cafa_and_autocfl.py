@@ -10,6 +10,7 @@ from coterie.lab.campaign import Campaign
 from coterie.lab.folder import StoredRun
 from coterie.lab.recipes import names, recipe
 from coterie.lab.statistics import statistic
+from coterie.report.figures import kinds
 
 OURS = [name for name in names() if name.startswith(("cafa/", "autocfl/"))]
 """What this file is about."""
@@ -60,7 +61,7 @@ def test_a_recipe_says_what_it_is_and_where_choices_come_from(name):
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_every_method_of_a_recipe_runs_and_gives_what_its_tables_show(name, tmp_path):
+def test_every_method_of_a_recipe_runs_and_gives_what_its_tables_and_figures_show(name, tmp_path):
     study = read(name)
     campaign = Campaign(tmp_path, {"workers": 0})
     first = {cell.place["method"]: cell for cell in reversed(study.cells())}
@@ -74,6 +75,10 @@ def test_every_method_of_a_recipe_runs_and_gives_what_its_tables_show(name, tmp_
             for text in table.values.values():
                 if statistic(text).name in ("key", "few_samples_mean"):
                     assert statistic(text)(run) is not None, (label, text)
+        for figure in study.figures:
+            kind = kinds.make(figure.kind, **figure.options)
+            if "measure" in cell.options:
+                kind.draw({label: [run]}, figure.title)
 
 
 # What recipes share

@@ -74,7 +74,7 @@ TimeLimit = Annotated[
     float | None, _flag("--time-limit", "Minutes after which it stops; the same command goes on where it stopped.")
 ]
 Out = Annotated[Path, _flag("--out", "Folder of all results, shared by all studies. [results]", "Output")]
-DryRun = Annotated[bool, _flag("--dry-run", "Say which runs are there and which are missing, and run nothing.")]
+Show = Annotated[bool, _flag("--show", "Run nothing: tables and figures of what there is.", "Output")]
 
 
 def _reproduce(
@@ -84,7 +84,7 @@ def _reproduce(
     only: Only = None,
     time_limit: TimeLimit = None,
     out: Out = RESULTS,
-    dry_run: DryRun = False,
+    show: Show = False,
 ) -> None:
     """Run the experiments of the papers and put the numbers beside theirs: `coterie reproduce autocfl/table1`.
 
@@ -96,7 +96,7 @@ def _reproduce(
     if not names:
         _list()
         return
-    _carry_out(recipes.find(names), given, seeds, only, time_limit, out, dry_run)
+    _carry_out(recipes.find(names), given, seeds, only, time_limit, out, show)
 
 
 def _run_study(
@@ -106,13 +106,13 @@ def _run_study(
     only: Only = None,
     time_limit: TimeLimit = None,
     out: Out = RESULTS,
-    dry_run: DryRun = False,
+    show: Show = False,
 ) -> None:
     """Run studies from files: `coterie study run mine.toml`. It goes on where it stopped, as `coterie reproduce`."""
     studies = [Study.read(Path(file)) for file in files]
     if not studies:
         raise SettingsError("no study: name study files; `coterie study new FILE` writes one to start from")
-    _carry_out(studies, given, seeds, only, time_limit, out, dry_run)
+    _carry_out(studies, given, seeds, only, time_limit, out, show)
 
 
 def new(file: Annotated[Path, Parameter(help="The file to write.")]) -> None:
@@ -141,7 +141,7 @@ def _carry_out(
     only: str | None,
     time_limit: float | None,
     out: Path,
-    dry_run: bool,
+    show: bool,
 ) -> None:
     """Run what is missing, and show what there is."""
     from coterie.report.studies import check_figures, write_study
@@ -156,15 +156,11 @@ def _carry_out(
     tasks = [task for study in studies for task in campaign.tasks(study, seeds, only)]
     pending = campaign.pending(tasks)
     distinct = len({task.name for task in tasks})
-    if dry_run:
-        tell("runs:", f"{distinct - len(pending)} of {distinct} are done")
-        for task in pending:
-            console.print(task.name, highlight=False)
-        return
     outcome = Outcome()
     stopped = False
     try:
-        outcome = _run(campaign, pending, time_limit)
+        if not show:
+            outcome = _run(campaign, pending, time_limit)
     except KeyboardInterrupt:
         stopped = True
     for study in studies:

@@ -10,8 +10,10 @@ from dataclasses import fields
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from coterie import evidence, grouping
+from coterie import evidence, grouping, trust
 from coterie.agreement import agreement
 from coterie.clients import Clients
 from coterie.errors import SettingsError
@@ -22,9 +24,27 @@ from coterie.programs import Outputs, program
 from coterie.registry import Registry
 from coterie.scoring import Scoring
 from coterie.settings import World
+from coterie.synthesis import synthetic, unpacked
 from coterie.training import LocalTraining
 
-__all__ = ["LabelClusters", "LocalModels", "Measure", "measures"]
+__all__ = [
+    "ClientLabels",
+    "LabelClusters",
+    "LocalModels",
+    "Measure",
+    "SyntheticSamples",
+    "TrustCourse",
+    "measures",
+]
+
+_FREQUENT = 0.01
+"""The share of a client's training data from which on a label counts as frequent."""
+
+_MOMENTS = (4, 10, 30)
+"""Rounds in which the uncertainty of opinions is told, besides the last."""
+
+_EQUAL = 1e-9
+"""Similarities that differ by less are the same."""
 
 
 class Measure(ABC):
@@ -261,3 +281,189 @@ def _compared(found: Mapping[str, Grouping], truth: np.ndarray) -> Record:
         summary |= {f"{name}_groups": len(groups)} | {f"{name}_{key}": agreed[key] for key in ("ari", "placed_right")}
     labels: list[Any] = [found[name].labels.tolist() for name in ("voting", "kmeans", "linkage", "dbscan")]
     return summary | {"identical": float(all(other == labels[0] for other in labels))}
+
+
+@measures.register("client-labels")
+class ClientLabels(Measure):
+    """Who has which labels: how many samples and labels clients have, and how far one label dominates (CFIC's Fig. 2).
+
+    Of the training data. `dominant_labels` is how many clusters CFIC would make of the clients.
+    """
+
+    gives = (
+        *("samples_min", "samples_mean", "samples_max", "labels_mean"),
+        *("frequent_labels_mean", "largest_share_mean", "dominant_labels"),
+    )
+
+    def run(self, world: World) -> tuple[Record, Record]:
+        """Count the labels of every client."""
+        population = world.population
+        counts = population.label_counts()
+        shares, sizes = evidence.label_shares(counts), counts.sum(axis=1)
+        summary = {
+            "samples_min": int(sizes.min()),
+            "samples_mean": float(sizes.mean()),
+            "samples_max": int(sizes.max()),
+            "labels_mean": float((counts > 0).sum(axis=1).mean()),
+            "frequent_labels_mean": float((shares > _FREQUENT).sum(axis=1).mean()),
+            "largest_share_mean": float(shares.max(axis=1).mean()),
+            "dominant_labels": len(np.unique(evidence.dominant_label(shares))),
+        }
+        details = {
+            "clients": list(population.names),
+            "classes": list(population.labels),
+            "counts": counts.tolist(),
+            "shares": shares.tolist(),
+        }
+        return summary, details
+
+
+@measures.register("trust-course")
+class TrustCourse(Measure):
+    """How opinions spread among clients, as in SLFed but without any model (its Fig. 6).
+
+    Clients are as similar as the cosine of their label shares: what Eq. 2 gives for classifiers and GANs without error.
+    With `groups` they are alike in groups instead, whatever their data is. `contrast` is how much of a difference in
+    true similarity shows in what clients believe in the end, the s of their opinions: mixed models depend on it.
+    """
+
+    gives = (
+        *("reached", "chosen_mean", "chosen_max", "uncertainty_mean", "contrast"),
+        *(f"uncertainty_mean_{number}" for number in _MOMENTS),
+    )
+
+    rounds: int = 50
+    """How many rounds clients meet and talk."""
+
+    direct: int = 2
+    """DS: how many others a client picks to meet in a round."""
+
+    opinions: Literal["persistent", "direct"] = "persistent"
+    """Clients keep what they made of what they were told, and tell it on; or tell only what they have seen."""
+
+    groups: int = 0
+    """Clients in so many groups of equal size, instead of by their labels."""
+
+    within: float = 0.9
+    """Similarity of clients of the same group."""
+
+    between: float = 0.3
+    """Similarity of clients of different groups."""
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "direct"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name}={getattr(self, name)}: at least 1")
+        if self.groups < 0:
+            raise SettingsError(f"groups={self.groups}: 0 or more")
+        for name in ("within", "between"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise SettingsError(f"{name}={getattr(self, name)}: a similarity from 0 to 1")
+
+    def run(self, world: World) -> tuple[Record, Record]:
+        """Let the clients of a world meet."""
+        similarity = self._similarity(world)
+        course = trust.course(similarity, self.rounds, self.direct, self.opinions, world.seed)
+        means = course.uncertainty.mean(axis=1)
+        summary: Record = {
+            "reached": course.reached,
+            "chosen_mean": float(course.chosen[-1].mean()),
+            "chosen_max": int(course.chosen.max()),
+            "uncertainty_mean": float(means[-1]),
+            "contrast": _told_apart(course.opinions, similarity),
+        }
+        summary |= {
+            f"uncertainty_mean_{number}": float(means[number - 1]) for number in _MOMENTS if number <= self.rounds
+        }
+        details = {
+            "clients": list(world.population.names),
+            "uncertainty": course.uncertainty.tolist(),
+            "chosen": course.chosen.tolist(),
+            "known": course.known.tolist(),
+            "similarity": similarity.tolist(),
+            "believed": course.opinions[..., 0].tolist(),
+        }
+        return summary, details
+
+    def _similarity(self, world: World) -> np.ndarray:
+        """How similar clients truly are, [client, client]."""
+        if self.groups:
+            group = np.arange(len(world.population)) % self.groups
+            return np.where(group[:, None] == group, self.within, self.between)
+        shares = evidence.label_shares(world.population.label_counts())
+        directions = shares / np.linalg.norm(shares, axis=1, keepdims=True)
+        return np.clip(directions @ directions.T, 0, 1)
+
+
+def _told_apart(opinions: np.ndarray, similarity: np.ndarray) -> float | None:
+    """The slope of believed over true similarity, for pairs that know each other; nothing if all are equally alike."""
+    known = ~np.eye(len(similarity), dtype=bool) & (opinions[..., 2] < 1)
+    believed, true = opinions[..., 0][known], similarity[known]
+    deviations = true - true.mean() if len(true) else true
+    if not np.abs(deviations).max(initial=0) > _EQUAL:
+        return None
+    return float(deviations @ believed / (deviations @ deviations))
+
+
+@measures.register("synthetic-samples")
+class SyntheticSamples(Measure):
+    """What the weak GANs of SLFed's clients show of their data (its Fig. 5).
+
+    `spread` is the deviation over a client's synthetic samples as part of that over its own, both per number and then
+    averaged: 0 if the GAN makes one sample again and again. `gap` is how far the mean sample is from the mean of the
+    client's own, in deviations of its data.
+    """
+
+    gives = ("spread_mean", "gap_mean")
+
+    gan_steps: int = 200
+    """Steps of the training of the GAN."""
+
+    gan_rate: float = 0.1
+    """Learning rate of the GAN, with SGD and momentum."""
+
+    synthetic: int = 200
+    """Synthetic samples of each client that are compared with its data."""
+
+    shown: int = 8
+    """Samples of each client that a figure finds in the details."""
+
+    def __post_init__(self) -> None:
+        for name in ("gan_steps", "synthetic", "shown"):
+            if getattr(self, name) < 1:
+                raise SettingsError(f"{name}={getattr(self, name)}: at least 1")
+        if self.shown > self.synthetic:
+            raise SettingsError(f"shown={self.shown}: there are {self.synthetic} synthetic samples of a client")
+
+    def run(self, world: World) -> tuple[Record, Record]:
+        """Train the GANs of all clients once, as they do in SLFed's first round."""
+        gan = LocalTraining(steps=self.gan_steps, batch=32, rate=self.gan_rate, momentum=0.5, clip=1.0)
+        fed = world.federation()
+        try:
+            fed.begin(rounds=1)
+            fed.start_round(1)
+            replies = fed.run(show_samples, gan=gan, count=self.synthetic)
+            names = [fed.names[client] for client in replies.clients]
+        finally:
+            fed.close()
+        population = world.population
+        channel = (-1, *[1] * (len(population.shape) - 1))
+        scale, shift = population.scale.reshape(channel), population.shift.reshape(channel)
+        spreads, gaps, shown = [], [], []
+        for client, samples in zip(replies.clients, replies.samples.numpy(), strict=True):
+            own = (population.x[population.shards[client].train].astype(np.float64) - shift) / scale
+            spreads.append(float(samples.std(axis=0).mean() / max(own.std(axis=0).mean(), 1e-12)))
+            gaps.append(float(np.abs(samples.mean(axis=0) - own.mean(axis=0)).mean() / max(own.std(), 1e-12)))
+            images = np.clip(np.rint(samples[: self.shown] * scale + shift), 0, 255)
+            shown.append(images.astype(np.uint8).tolist())
+        summary = {"spread_mean": float(np.mean(spreads)), "gap_mean": float(np.mean(gaps))}
+        counts = population.label_counts()[replies.clients]
+        details = {"clients": names, "counts": counts.tolist(), "spread": spreads, "gap": gaps, "images": shown}
+        return summary, details
+
+
+@program
+def show_samples(clients: Clients, gan: LocalTraining, count: int) -> Outputs:
+    """Synthetic samples of every client, in the units of prepared inputs."""
+    samples: Tensor = unpacked(*synthetic(clients, gan, count, since=1))
+    return {"samples": samples.to(torch.float32)}

@@ -169,7 +169,12 @@ class Findings:
     @classmethod
     def of(cls, results: Results) -> "Findings":
         """What there is for a study, from its results."""
-        axes = {axis: tuple(entries) for axis, entries in results.study.axes.items()}
+        # Of some cells only those axes' entries are shown that they have.
+        places = (*results.runs, *results.skipped)
+        axes = {
+            axis: tuple(label for label in entries if any(place[number] == label for place in places))
+            for number, (axis, entries) in enumerate(results.study.axes.items())
+        }
         return cls(axes, results.runs, results.seeds, results.skipped)
 
     def places(self) -> Iterator[dict[str, str]]:

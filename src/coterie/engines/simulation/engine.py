@@ -65,6 +65,10 @@ class Computing:
     memory: float | None = None
     """Gigabytes that clients who are computed together may take: 1 by default, on a GPU half of what is free."""
 
+    strict: bool = False
+    """Compute in stacks of one width, filled up where they are not full, so that a run gives the same to the last bit
+    alone, among others of a comparison, and with any `memory`. Takes longer."""
+
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 0:
             raise SettingsError(f"workers={self.workers}: 0 or more")
@@ -115,7 +119,8 @@ class Simulation:
         # Positions from the end: the parts of the global test set are -1, -2 ..., then comes what the server trains on.
         shards = [*population.shards, population.server, *parts]
         self.server = range(-len(parts), 0)
-        form = form_named(self._choose_form(device), half=self.computing.precision == "bf16")
+        half, strict = self.computing.precision == "bf16", self.computing.strict
+        form = form_named(self._choose_form(device), half, strict)
         self._site = Site(self.net, self._pool, shards, population.server.test, form)
         self._memory_limit = self._choose_memory(device)
         self._memory = Memory(len(shards), self._home)
@@ -179,6 +184,8 @@ class Simulation:
         parts.append(f"{self.computing.precision} on {device}, in {where}")
         if form.together:
             parts.append(f"up to {self.lanes_at_once(32):,} clients together, as {self._memory_limit:.3g} GB allow")
+        if form.strict:
+            parts.append("strict: in stacks of one width, so that no bit depends on what else is computed")
         if device.type != "cpu":
             most = int(self._kept_on_device / (net.parameters.total * net.dtype.itemsize))
             room = f"room for {most:,} models ({self._kept_on_device / 1e9:.3g} GB)"

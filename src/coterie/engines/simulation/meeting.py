@@ -280,7 +280,7 @@ class _Joined(Form):
     """A form that computes together with other runs."""
 
     def __init__(self, inner: Form, meeting: Meeting, number: int) -> None:
-        super().__init__(inner.half)
+        super().__init__(inner.half, strict=inner.strict)
         self._inner, self._meeting, self._number = inner, meeting, number
         self.name, self.about, self.together, self.stacked = inner.name, inner.about, inner.together, inner.stacked
 
@@ -302,8 +302,11 @@ class _Joined(Form):
     def outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
         """Run the models when all others are waiting too."""
         if shared:
-            return self._inner.outputs(models, x, shared)
+            return self._outputs(models, x, shared)
         return self._meeting.ask(self._number, self._inner, _Predicting(models=models, x=x))
+
+    def _outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
+        return self._inner.outputs(models, x, shared)
 
     def judge(self, questions: Questions) -> Tensor:
         """Ask the models when all other runs are waiting too."""
