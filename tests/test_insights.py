@@ -20,6 +20,7 @@ METHODS = {
     "cafa": {},
     "compose": {"group_round": 2, "mixing": "similarity"},
     "fedavg": {},
+    "fl-hc": {"cluster_round": 2, "adjust": True},
     "flis-dc": {},
     "flis-hc": {},
     "ifca": {},
@@ -93,6 +94,13 @@ def test_cafa_shows_labels_clusters_silhouettes_and_weights():
     ks, scores = zip(*last["silhouette"], strict=True)
     assert list(ks) == list(range(2, 2 + len(ks)))
     assert len(set(last["clusters"])) == ks[int(np.argmax(scores))]
+
+
+def test_fl_hc_shows_what_it_adjusts_by():
+    seen = fitted("fl-hc").insights
+    assert set(seen[0]) == {"round", "epochs", "cumulative_loss", "loss_variance", "clusters"}
+    assert set(fitted("fl-hc", adjust=False).insights[0]) == {"round", "clusters"}
+    assert len(seen[-1]["loss_variance"]) == 1  # of the round before clustering
 
 
 def test_slfed_shows_opinions_of_a_simulation():

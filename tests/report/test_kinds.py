@@ -1,6 +1,7 @@
 """Kinds of figures: what is drawn is what runs recorded, options are checked, and what is missing is said."""
 
 import json
+import re
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,7 +74,7 @@ def titles(figure):
 
 EXAMPLE = {"sweep": {"x": "mu"}}
 KINDS = (
-    *("bars", "curves", "gain", "labels", "loss-variance", "losses", "matrix", "mixing", "pca", "silhouette"),
+    *("bars", "curves", "gain", "images", "labels", "loss-variance", "losses", "matrix", "mixing", "pca", "silhouette"),
     *("spread", "sweep", "trust"),
 )
 
@@ -113,14 +114,18 @@ def test_a_split_is_not_shown_without_its_data(kind):
     [
         ("curves", {"over": "money"}, "over 'money'"),
         ("curves", {"smooth": 1.0}, r"smooth=1\.0: from 0"),
-        ("curves", {"band": "clients", "key": "ari"}, "only means over clients"),
+        ("curves", {"key": "acuracy_mean"}, "'acuracy_mean'.*accuracy_mean"),
+        ("curves", {"band": "clients", "key": "loss_mean"}, "worst and best client are not recorded"),
+        ("sweep", {"x": "mu", "value": "best(accuracy)"}, "best"),
         ("matrix", {"round": 0}, "round=0: counted from 1"),
         ("matrix", {"seed": -1}, "seed=-1: counted from 0"),
+        ("images", {"clients": 0}, "clients=0: at least 1"),
         ("losses", {"seed": -1}, "seed=-1: counted from 0"),
         ("mixing", {"rounds": [0, 3]}, r"rounds=\[0, 3\]: counted from 1"),
         ("spread", {"of": ["loss"]}, "of='loss': accuracy or global_accuracy"),
         ("pca", {"of": "dreams"}, "of 'dreams'"),
         ("bars", {"value": 3}, "value=3: expected a text"),
+        ("bars", {"value": "acuracy_mean"}, "'acuracy_mean'.*accuracy_mean"),
     ],
 )
 def test_options_are_checked(kind, told, message):
@@ -133,6 +138,46 @@ def test_figures_are_written_in_both_forms(tmp_path, ending):
     figure = drawn("curves", {"a": [stored(rounds=evaluated(0.1, 0.2))]})
     save(figure, tmp_path / f"x.{ending}")
     assert (tmp_path / f"x.{ending}").stat().st_size > 1000
+
+
+def everything():
+    """A run that has something for every kind but for images."""
+    insight = {
+        "round": 2,
+        "distance": np.eye(6).tolist(),
+        "mixing": (np.ones((6, 6)) / 6).tolist(),
+        "clusters": [0] * 6,
+        "uncertainty": [0.5] * 6,
+        "chosen": [2] * 6,
+        "cumulative_loss": [1.0] * 6,
+        "loss_variance": [0.1, 0.2],
+        "label_shares": np.eye(6).tolist(),
+        "silhouette": [[2, 0.1], [3, 0.2]],
+    }
+    clients = with_accuracies(*[0.5] * 6, groups=[0, 0, 0, 1, 1, 1])
+    summary = {"accuracy_min": 0.2, "accuracy_mean": 0.5, "accuracy_max": 0.9}
+    return {"rounds": evaluated(0.1, 0.2), "clients": clients, "insights": [insight], "summary": summary, "mu": 1.0}
+
+
+@pytest.mark.parametrize("count", [2, 7])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "images"])
+def test_titles_are_inside_of_the_figure_and_over_nothing_else(kind, count):
+    methods = ("local", "fedavg", "ifca", "cafa", "cfic", "slfed", "ditto")[:count]
+    runs = {f"method {name} with a name": [stored(name, **everything())] for name in methods}
+    title = (
+        "A title that is so long that no figure of a usual width could have all of it in a single line, CIFAR10, IID"
+    )
+    figure = drawn(kind, runs, title, **EXAMPLE.get(kind, {}))
+    figure.draw_without_rendering()
+    shown = [axes.title for axes in figure.axes] + [axes._left_title for axes in figure.axes]
+    shown = [text for text in [*shown, figure._suptitle] if text is not None and text.get_text()]
+    assert "A title that" in "".join(text.get_text() for text in shown).replace("\n", " ")
+    for text in shown:
+        box = text.get_window_extent()
+        assert box.x1 <= figure.bbox.x1 + 1, text.get_text()
+        assert box.y1 <= figure.bbox.y1 + 1
+        for legend in figure.legends:
+            assert not box.overlaps(legend.get_window_extent()), text.get_text()
 
 
 # Curves
@@ -172,6 +217,24 @@ def test_curves_on_a_logarithmic_axis_leave_out_what_cost_nothing():
     axes = drawn("curves", {"free": [free], "a": [stored(rounds=evaluated(0.2, 0.3))]}, over="bytes", log=True).axes[0]
     assert set(lines(axes)) == {"a"}
     assert axes.get_xscale() == "log"
+
+
+@pytest.mark.parametrize(("last", "labels"), [(60, {"50 B"}), (6e6, {"1 kB", "1 MB"})])
+def test_logarithmic_axes_have_plain_numbers(last, labels):
+    records = evaluated(0.1, 0.2)
+    records[-1]["bytes_up"], records[-1]["bytes_down"] = last, 0
+    figure = drawn("curves", {"a": [stored(rounds=records)]}, over="bytes", log=True)
+    shown = set(re.findall(r">([^<]*B)</text>", svg(figure)))
+    assert labels <= shown
+    assert not any("$" in text for text in shown)
+    assert "mathdefault" not in svg(figure)
+
+
+def test_other_logarithmic_axes_have_plain_numbers_too():
+    runs = [stored("fedprox", mu=mu, summary={"accuracy_mean": 0.5}) for mu in (0.001, 0.1)]
+    variances = {"a": [stored(insights=[{"round": 2, "loss_variance": [0.02, 0.03]}])]}
+    assert ">0.01</text>" in svg(drawn("sweep", {"a": runs}, x="mu", log=True))
+    assert "mathdefault" not in svg(drawn("loss-variance", variances, log=True))
 
 
 def test_smoothing_is_weighted_by_time():
@@ -262,6 +325,18 @@ def test_matrices_of_several_runs_have_a_panel_each():
     assert figure.get_suptitle() == "All"
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_are_a_row_for_each_client(tmp_path, channels):
+    images = np.arange(3 * 2 * channels * 4 * 5).reshape(3, 2, channels, 4, 5) % 256
+    (tmp_path / "details.json").write_text(json.dumps({"images": images.tolist(), "clients": ["x", "y", "z"]}))
+    axes = drawn("images", {"a": [stored(path=tmp_path)]}, clients=2).axes[0]
+    sheet = axes.images[0].get_array()
+    assert sheet.shape[:2] == (2 * 4, 2 * 5)
+    second = images[1, 1].transpose(1, 2, 0)
+    assert (sheet[4:, 5:] == (second if channels == 3 else second[..., 0])).all()
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["x", "y"]
+
+
 def test_the_highest_silhouette_has_a_ring():
     insights = [{"round": 1, "silhouette": [[2, 0.3], [3, 0.7], [4, 0.5]]}]
     axes = drawn("silhouette", {"a": [stored(insights=insights)]}).axes[0]
@@ -291,11 +366,27 @@ def shares_run():
 def test_labels_are_dots_by_client_and_label():
     axes = drawn("labels", {"a": [shares_run()]}).axes[0]
     assert axes.collections[0].get_offsets().tolist() == [[0, 0], [1, 0], [2, 1], [3, 1]]  # in the order of groups
-    assert "100 % of a client's samples" in axes.get_title(loc="left")
+    assert "100 % of a client's samples" in axes.get_title(loc="left").replace("\n", " ")
 
 
 def test_labels_of_runs_with_the_same_clients_are_drawn_once():
     assert len(drawn("labels", {"a": [shares_run()], "b": [shares_run()]}).axes) == 1
+
+
+def test_labels_in_counts_and_in_shares_are_the_same():
+    counted = shares_run()
+    counted.insights[0]["label_shares"] = [[3, 0], [0, 3], [3, 0], [0, 3]]
+    assert len(drawn("labels", {"a": [shares_run()], "b": [counted]}).axes) == 1
+    counted.insights[0]["label_shares"][0] = [1, 2]
+    assert len(drawn("labels", {"a": [shares_run()], "b": [counted]}).axes) == 2
+
+
+@pytest.mark.parametrize("real", ["task", "app"])
+def test_labels_of_real_sites_are_theirs(real):
+    run = stored()
+    run.settings[real] = {}
+    with pytest.raises(NotRecordedError, match="real sites keep their labels to themselves"):
+        kinds.make("labels").draw({"a": [run]})
 
 
 def test_labels_that_nobody_recorded_are_those_of_the_split(tmp_path):
@@ -473,6 +564,7 @@ def test_a_sweep_of_a_study_goes_over_its_axis():
 
 
 def test_a_figure_without_records_is_left_out_with_a_word(caplog):
+    caplog.set_level("INFO")
     assert draw(FigureSpec("Trust", "trust"), results(M="ifca")) == []
     assert "Trust: not drawn (trust: no run recorded opinions" in caplog.text
 

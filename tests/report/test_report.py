@@ -147,6 +147,24 @@ def test_runs_that_are_not_finished_are_named(folder, tmp_path):
     assert "Not finished, and not on this page: begun (0 rounds done)." in (tmp_path / "x.html").read_text()
 
 
+def test_clients_of_other_splits_are_told_apart(folder):
+    one, other = (StoredRun.read(folder / f"{name}-seed0") for name in ("local", "fedavg"))
+    assert "other samples" not in sections.clients({"local": [one], "fedavg": [other]})
+    other.clients[0] |= {"samples": 5, "true_group": 3}
+    other.settings["split"]["alpha"] = 7.0
+    text = sections.clients({"local": [one], "fedavg": [other]})
+    (header, rows), *more = tables(text)
+    assert header == ["client", "group", "samples", "local", "fedavg"]  # no gain over another world
+    assert more == []
+    assert rows[0][1:3] == ["–", f"5–{one.clients[0]['samples']}"]
+    assert rows[1][1:3] == [str(one.clients[1]["true_group"]), str(one.clients[1]["samples"])]
+    assert "other samples" in text
+
+
+def test_a_single_run_is_not_the_best_of_anything(folder):
+    assert "class=best" not in sections.methods_table({"a": [StoredRun.read(folder / "local-seed0")]})
+
+
 def test_runs_are_told_apart_by_what_was_chosen_for_them(folder):
     runs = [StoredRun.read(one) for one in sorted(folder.iterdir()) if one.is_dir()]
     # CAFA and SLFed both have an option `sharing`, whose defaults are others.

@@ -18,8 +18,9 @@ that was away, or comes later, trains from w, which the server keeps, and joins 
 update; the paper has none. With `adjust`, AutoCFL's adjustment precedes the clustering (Gong et al., Section 5.3).
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -149,3 +150,8 @@ class FLHC(Method):
     def serve(self, fed: Federation, state: State) -> Served:
         """The model of each client's cluster; one that has none yet gets the model from before there were clusters."""
         return state.clusters.serve(fed, otherwise=state.origin)
+
+    def insight(self, fed: Federation, state: State) -> Mapping[str, Any]:
+        """The clusters, and what adjusting epochs rests on if they are adjusted."""
+        paced = {} if state.pace is None else adjustment.insight(state.pace)
+        return {**paced, "clusters": state.clusters.of(fed)}

@@ -32,7 +32,8 @@ def methods_table(runs: Runs) -> str:
     pairs = [(name, run.summary) for name, some in runs.items() for run in some if run.summary is not None]
     rows = compared([summary for _, summary in pairs], [name for name, _ in pairs])
     header, cells = comparison_cells(rows)
-    return page.table(header, cells, best_cells(rows)) + page.paragraph(_EXPLANATION)
+    best = best_cells(rows) if len(rows) > 1 else None
+    return page.table(header, cells, best) + page.paragraph(_EXPLANATION)
 
 
 # Every client
@@ -48,6 +49,7 @@ def clients(runs: Runs) -> str:
     """What each client gets and what it gained over training alone and over FedAvg, if these are among the runs."""
     accuracies = {name: _accuracies(some) for name, some in runs.items()}
     known = _clients(runs)
+    redrawn = any(client["fewest"] < client["most"] for client in known.values())
     content = ""
     for method, words in (("local", "training alone (local)"), ("fedavg", "one model for all (fedavg)")):
         gained = gained_over(runs, method)
@@ -58,17 +60,26 @@ def clients(runs: Runs) -> str:
     if content:
         content = _drawn("gain", runs, "What each client gained over other methods, in points of accuracy.") + content
     table = _client_table(known, accuracies, signed=False)
-    if not table:
-        return content
-    return content + (page.folded("Accuracy of every client, %", table) if content else table)
+    if table:
+        name = "Accuracy of every client, %"
+        content += page.folded(name, table) if content else page.heading(name) + table
+    return content + (page.paragraph(_REDRAWN) if content and redrawn else "")
+
+
+_REDRAWN = (
+    "Not all runs have the same split, so a client's name stands for other samples in another one. Gains are taken "
+    "inside of a split, and are means over those with the same name."
+)
 
 
 def _clients(runs: Runs) -> dict[str, dict[str, Any]]:
-    """A record of every client, by name."""
+    """By name, the true group of every client if it is the same in all runs, and its fewest and most samples."""
     found: dict[str, dict[str, Any]] = {}
-    for run in (run for some in runs.values() for run in some):
-        for client in run.clients:
-            found.setdefault(client["client"], client)
+    for client in (client for some in runs.values() for run in some for client in run.clients):
+        group, samples = client["true_group"], client["samples"]
+        seen = found.setdefault(client["client"], {"group": group, "fewest": samples, "most": samples})
+        seen["group"] = group if seen["group"] == group else None
+        seen["fewest"], seen["most"] = min(seen["fewest"], samples), max(seen["most"], samples)
     return found
 
 
@@ -85,16 +96,16 @@ def _client_table(known: Mapping[str, Any], columns: Mapping[str, Mapping[str, f
     columns = {name: values for name, values in columns.items() if values}
     if not columns:
         return ""
-    grouped = any(client["true_group"] is not None for client in known.values())
+    grouped = any(client["group"] is not None for client in known.values())
     header = ["client", *(["group"] if grouped else []), "samples", *columns]
     rows, meant = [], []
     for name, client in known.items():
         figures = [values.get(name) for values in columns.values()]
-        facts = [*([client["true_group"]] if grouped else []), client["samples"]]
-        rows.append(
-            [name, *("–" if fact is None else str(fact) for fact in facts), *(_points(f, signed) for f in figures)]
-        )
-        meant.append([name, *facts, *figures])
+        group, fewest, most = client["group"], client["fewest"], client["most"]
+        samples = str(most) if fewest == most else f"{fewest}–{most}"
+        shown = ["–" if group is None else str(group)] if grouped else []
+        rows.append([name, *shown, samples, *(_points(figure, signed) for figure in figures)])
+        meant.append([name, *([group] if grouped else []), most, *figures])
     return page.table(header, rows, values=meant)
 
 

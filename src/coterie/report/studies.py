@@ -1,6 +1,5 @@
 """What a study found: its tables in every format, its figures, and a page with all of it."""
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,15 +7,13 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from coterie.lab.campaign import Results
-from coterie.lab.folder import StoredRun, write_whole
-from coterie.lab.study import FigureSpec, Study, matches
+from coterie.lab.folder import write_whole
+from coterie.lab.study import Study
 from coterie.report import page, printing
-from coterie.report.figures import NotRecordedError, kinds, save
+from coterie.report.figures import draw, kinds, save
 from coterie.report.results import ResultTable, Summary, study_summary, study_tables
 
 __all__ = ["Report", "check_figures", "study_figures", "write_study"]
-
-log = logging.getLogger("coterie")
 
 
 @dataclass(frozen=True)
@@ -63,29 +60,7 @@ def _heading(study: Study) -> str:
 def study_figures(results: Results) -> Iterator[tuple[str, Figure]]:
     """The figures of a study that there are runs for, with their titles."""
     for spec in results.study.figures:
-        for title, runs in _panels(spec, results):
-            try:
-                yield title, kinds.make(spec.kind, **spec.options).draw(runs, title)
-            except NotRecordedError as error:
-                log.info("%s: %s", title, error)
-
-
-def _panels(spec: FigureSpec, results: Results) -> Iterator[tuple[str, dict[str, list[StoredRun]]]]:
-    """The runs of each figure that a specification asks for, by what tells them apart in it."""
-    study = results.study
-    found: dict[tuple[str, ...], dict[tuple[str, ...], list[StoredRun]]] = {}
-    for labels, runs in results.runs.items():
-        place = dict(zip(study.axes, labels, strict=True))
-        if runs and matches(place, spec.where):
-            apart = tuple(label for axis, label in place.items() if axis not in spec.by)
-            found.setdefault(tuple(place[axis] for axis in spec.by), {})[apart] = runs
-    for panel, cells in found.items():
-        constant = [len({apart[number] for apart in cells}) == 1 for number in range(len(next(iter(cells))))]
-        names = {}
-        for apart, runs in cells.items():
-            telling = [label for label, same in zip(apart, constant, strict=True) if not same]
-            names[", ".join(telling or apart[-1:])] = runs
-        yield ", ".join((spec.title, *panel)), names
+        yield from draw(spec, results)
 
 
 def _write_page(path: Path, results: Results, report: Report, figures: list[tuple[str, Figure]]) -> None:

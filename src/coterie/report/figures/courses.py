@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from coterie.errors import SettingsError
+from coterie.errors import SettingsError, unknown
 from coterie.lab.folder import StoredRun
-from coterie.lab.statistics import smooth
+from coterie.lab.statistics import ROUND_KEYS, smooth
 from coterie.report.figures import style
 from coterie.report.figures.kinds import Kind, kind
 from coterie.report.figures.records import NotRecordedError, Runs, clients_of, named, recorded, scaled
@@ -51,8 +51,10 @@ class Curves(Kind):
     def __post_init__(self) -> None:
         if not 0 <= self.smooth < 1:
             raise SettingsError(f"smooth={self.smooth}: from 0 (no smoothing) to below 1")
-        if self.band == "clients" and not self.key.endswith("_mean"):
-            raise SettingsError(f"band=clients with key={self.key}: only means over clients have a worst and a best")
+        if self.key not in ROUND_KEYS:
+            raise unknown("key of rounds", self.key, ROUND_KEYS)
+        if self.band == "clients" and not {self._end("min"), self._end("max")} <= ROUND_KEYS:
+            raise SettingsError(f"band=clients with key={self.key}: its worst and best client are not recorded")
 
     def draw(self, runs: Runs, title: str = "") -> Figure:
         """One curve for each name."""
@@ -71,12 +73,16 @@ class Curves(Kind):
         with matplotlib.rc_context(style.STYLE):
             for number, (name, seeds) in enumerate(runs.items()):
                 self.curve(axes, name, seeds, number)
-            axes.set(xlabel=_OVER[self.over], ylabel=named(self.key), title=title or _title(self.key, self.over))
+            axes.set(
+                xlabel=_OVER[self.over],
+                ylabel=named(self.key),
+                title=style.fitted(axes, title or _title(self.key, self.over), style.is_beside(len(runs))),
+            )
             if self.log:
-                axes.set_xscale("log")
-            if self.over == "bytes":
-                axes.xaxis.set_major_formatter(FuncFormatter(lambda amount, _: megabytes(amount).replace(".0 ", " ")))
-            elif self.over == "rounds" and not self.log:
+                style.logarithmic(axes, "x", _amount if self.over == "bytes" else "{:g}".format)
+            elif self.over == "bytes":
+                axes.xaxis.set_major_formatter(FuncFormatter(lambda amount, _: _amount(amount)))
+            elif self.over == "rounds":
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             style.legend(figure, axes, len(runs))
         return figure
@@ -93,15 +99,17 @@ class Curves(Kind):
         looks = style.look(number) | {"markevery": (number % every, every), "markersize": 4}
         axes.plot(places, mean, label=name, **looks)
         if self.band == "clients":
-            ends = [
-                self._values(cut, self.key.removesuffix("mean") + end, rounds).mean(axis=0) for end in ("min", "max")
-            ]
+            ends = [self._values(cut, self._end(end), rounds).mean(axis=0) for end in ("min", "max")]
         elif self.band == "seeds" and len(seeds) > 1:
             deviation = values.std(axis=0, ddof=1)
             ends = [mean - deviation, mean + deviation]
         else:
             return
         axes.fill_between(places, *ends, color=looks["color"], alpha=0.15, linewidth=0)
+
+    def _end(self, end: str) -> str:
+        """The key of the worst or the best client."""
+        return self.key.removesuffix("mean") + end
 
     def _values(self, seeds: Sequence[Sequence[Record]], key: str, rounds: np.ndarray) -> np.ndarray:
         values = [scaled(key, [record.get(key) for record in records]) for records in seeds]
@@ -122,6 +130,10 @@ def _title(key: str, over: str) -> str:
     words = {"rounds": "rounds", "bytes": "traffic", "steps": "local steps", "seconds": "time"}
     what = named(key).removesuffix(", %")
     return f"{what[:1].upper()}{what[1:]} over {words[over]}"
+
+
+def _amount(amount: float) -> str:
+    return megabytes(amount).replace(".0 ", " ")
 
 
 def _has(records: Sequence[Record], key: str) -> bool:
@@ -157,9 +169,10 @@ class LossVariance(Kind):
         with matplotlib.rc_context(style.STYLE):
             for number, (name, values) in enumerate(courses.items()):
                 _banded(axes, name, np.arange(1, values.shape[1] + 1), values, number)
-            axes.set(xlabel="round", ylabel="variance over clients", title=title or "Variance of cumulative losses")
+            heading = style.fitted(axes, title or "Variance of cumulative losses", style.is_beside(len(courses)))
+            axes.set(xlabel="round", ylabel="variance over clients", title=heading)
             if self.log:
-                axes.set_yscale("log")
+                style.logarithmic(axes, "y")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             style.legend(figure, axes, len(courses))
         return figure
@@ -198,12 +211,12 @@ class Losses(Kind):
                     axes.plot(rounds, values[:, client], linewidth=1.2, alpha=0.85, **looks)
                 what = "cumulative local loss" if self.cumulative else "local loss"
                 heading = title if title and len(found) == 1 else name
-                axes.set(xlabel="round", ylabel=what, title=style.wrapped(heading, 44))
+                axes.set(xlabel="round", ylabel=what, title=style.fitted(axes, heading))
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
                 if any(group is not None for group in groups):
                     axes.legend(loc="best")
             if title and len(found) > 1:
-                figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
+                style.headed(figure, title)
         return figure
 
 
@@ -247,7 +260,7 @@ class Trust(Kind):
                 axes.xaxis.set_major_locator(MaxNLocator(integer=True))
                 axes.set_ylim(bottom=0)
             if title:
-                figure.suptitle(title, x=0.01, ha="left", weight="bold", size=11)
+                style.headed(figure, title)
             if len(names) > 1:
                 style.legend(figure, right, len(names))
         return figure

@@ -67,7 +67,7 @@ def draw(spec: FigureSpec, results: Results) -> list[tuple[str, Figure]]:
         try:
             drawn.append((title, made.draw(_named(cells, axes, (*spec.by, made.varied)), title)))
         except NotRecordedError as error:
-            log.warning("%s: not drawn (%s)", title, error)
+            log.info("%s: not drawn (%s)", title, error)
     return drawn
 
 

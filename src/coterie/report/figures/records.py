@@ -151,6 +151,8 @@ def label_counts(run: StoredRun) -> tuple[np.ndarray, Sequence[str]]:
     """
     from coterie.settings import Settings
 
+    if "task" in run.settings or "app" in run.settings:
+        raise NotRecordedError(f"{run.path}: real sites keep their labels to themselves")
     shares = recorded(run, "shares", "label_shares")
     if shares:
         counts = np.array(shares[-1][1], dtype=np.float64)

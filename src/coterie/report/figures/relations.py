@@ -23,7 +23,7 @@ from coterie.report.figures.records import (
     recorded,
 )
 
-__all__ = ["PCA", "Labels", "Matrix", "Mixing", "Silhouette", "split_figure"]
+__all__ = ["PCA", "Images", "Labels", "Matrix", "Mixing", "Silhouette", "split_figure"]
 
 Groups = Sequence[int | None]
 
@@ -36,7 +36,7 @@ def split_figure(
     figure, (axes,) = style.figure(min(14, max(6, 0.32 * clients)), min(12, max(3.2, 0.3 * classes)))
     with matplotlib.rc_context(style.STYLE):
         _dots(axes, counts, labels, names, [None] * clients if groups is None else groups.tolist())
-        axes.set_title(f"Labels by client (largest dot: {_amount(counts)})")
+        axes.set_title(style.fitted(axes, f"Labels by client (largest dot: {_amount(counts)})"))
     return figure
 
 
@@ -89,7 +89,7 @@ class Labels(Kind):
         found: dict[str, tuple[np.ndarray, Sequence[str], StoredRun]] = {}
         for name, run in _one_of_each(runs, self.seed).items():
             counts, labels = label_counts(run)
-            if not any(np.array_equal(counts, other) for other, *_ in found.values()):
+            if not any(_alike(counts, other) for other, *_ in found.values()):
                 found[name] = counts, labels, run
         if not found:
             raise NotRecordedError("labels: there are no runs")
@@ -100,9 +100,55 @@ class Labels(Kind):
             for axes, (name, (counts, labels, run)) in zip(panels, found.items(), strict=True):
                 _dots(axes, counts, labels, *clients_of(run, len(counts)))
                 heading = title or "Labels by client" if len(found) == 1 else name
-                axes.set_title(f"{heading} (largest dot: {_amount(counts)})")
+                axes.set_title(style.fitted(axes, f"{heading} (largest dot: {_amount(counts)})"))
             if title and len(found) > 1:
-                _headed(figure, title)
+                style.headed(figure, title)
+        return figure
+
+
+def _alike(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether clients have the same shares of labels, as counts or as they are recorded, to six digits."""
+    if one.shape != other.shape:
+        return False
+    ours, theirs = (counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-12) for counts in (one, other))
+    return np.allclose(ours, theirs, atol=1e-5)
+
+
+@kind("images")
+class Images(Kind):
+    """Images that clients have made, such as the synthetic ones of SLFed: a row for each client."""
+
+    clients: int = 6
+    """How many clients are shown."""
+
+    seed: int = 0
+    """Which of the runs over seeds is shown, counted from 0."""
+
+    def __post_init__(self) -> None:
+        _whole("seed", self.seed)
+        if self.clients < 1:
+            raise SettingsError(f"clients={self.clients}: at least 1")
+
+    def draw(self, runs: Runs, title: str = "") -> Figure:
+        """A panel for each name."""
+        chosen = _one_of_each(runs, self.seed)
+        found = {name: (run, lines[-1][1]) for name, run in chosen.items() if (lines := recorded(run, "images"))}
+        if not found:
+            raise NotRecordedError("images: no run recorded images; the measure synthetic-samples does")
+        figure, panels = style.panels(len(found), 4.6, 0.9 + 0.55 * self.clients, most=2)
+        with matplotlib.rc_context(style.STYLE):
+            for axes, (name, (run, images)) in zip(panels, found.items(), strict=True):
+                shown = np.array(images[: self.clients], dtype=np.uint8)  # [client, image, channel, row, column]
+                clients, count, channels, height, width = shown.shape
+                sheet = shown.transpose(0, 3, 1, 4, 2).reshape(clients * height, count * width, channels)
+                axes.imshow(sheet if channels == 3 else sheet[..., 0], cmap="gray", vmin=0, vmax=255)
+                names = clients_of(run, len(images))[0][: self.clients]
+                axes.set_yticks([(place + 0.5) * height - 0.5 for place in range(clients)], names, fontsize=8)
+                axes.set_xticks([])
+                axes.grid(visible=False)
+                axes.set(ylabel="client", title=_heading(axes, title, name, len(found)))
+            if title and len(found) > 1:
+                style.headed(figure, title)
         return figure
 
 
@@ -159,10 +205,10 @@ class Matrix(Kind):
                     limits=(0.0, top or 1.0),
                     colours="viridis" if what == "similarity" else "viridis_r",
                 )
-                axes.set(xlabel="client", ylabel="client", title=_heading(title, name, len(found)))
+                axes.set(xlabel="client", ylabel="client", title=_heading(axes, title, name, len(found)))
                 figure.colorbar(image, ax=axes, label=what, shrink=0.85)
             if title and len(found) > 1:
-                _headed(figure, title)
+                style.headed(figure, title)
         return figure
 
 
@@ -192,7 +238,8 @@ class Silhouette(Kind):
                 best = int(mean.argmax())
                 ring: dict[str, Any] = {"markersize": 10, "markerfacecolor": "none", "markeredgewidth": 1.5}
                 axes.plot(ks[best], mean[best], "o", color=looks["color"], **ring)
-            axes.set(xlabel="clusters", ylabel="mean silhouette", title=title or "Silhouette by number of clusters")
+            heading = style.fitted(axes, title or "Silhouette by number of clusters", style.is_beside(len(courses)))
+            axes.set(xlabel="clusters", ylabel="mean silhouette", title=heading)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             style.legend(figure, axes, len(courses))
         return figure
@@ -232,12 +279,12 @@ class PCA(Kind):
                 _scatter(before, points, truth, "group")
                 _scatter(after, points, found_groups(run, len(points)), "cluster")
                 lead = f"{name}: " if len(chosen) > 1 else ""
-                before.set_title(f"{lead}before, by true group")
+                before.set_title(style.fitted(before, f"{lead}before, by true group"))
                 after.set_title("after, by cluster found")
                 for place in (before, after):
                     place.set(xlabel=_component(1, shares), ylabel=_component(2, shares))
             if title:
-                _headed(figure, title)
+                style.headed(figure, title)
         return figure
 
     def _points(self, run: StoredRun) -> tuple[np.ndarray, np.ndarray]:
@@ -322,7 +369,7 @@ class Mixing(Kind):
                         colours="Blues",
                         lines="#999999",
                     )
-                    lead = style.wrapped(name, 30) if column == 0 else ""
+                    lead = style.wrapped(name, 26) if column == 0 else ""
                     panel.set_title(f"{lead}\nround {number}")
                     last = row == len(courses) - 1
                     panel.set(xlabel="mixed of" if last else "", ylabel="" if column else "client")
@@ -332,7 +379,7 @@ class Mixing(Kind):
             ticks = [0, 0.01, 0.05, 0.1, 0.25, 0.5, 1]
             bar.set_ticks([float(np.sqrt(tick)) for tick in ticks], labels=[f"{tick:g}" for tick in ticks])
             if title:
-                _headed(figure, title)
+                style.headed(figure, title)
         return figure
 
 
@@ -359,12 +406,8 @@ def _some_rounds(lasts: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted({1, (1 + last) // 2, last}))
 
 
-def _heading(title: str, name: str, panels: int) -> str:
-    return style.wrapped(title, 40) if title and panels == 1 else style.wrapped(name, 32)
-
-
-def _headed(figure: Figure, title: str) -> None:
-    figure.suptitle(title, x=0.01, ha="left", weight="bold", size=12)
+def _heading(axes: Axes, title: str, name: str, panels: int) -> str:
+    return style.fitted(axes, title if title and panels == 1 else name)
 
 
 def _whole(name: str, value: int) -> None:

@@ -11,6 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from coterie.errors import SettingsError
 from coterie.lab.folder import StoredRun
+from coterie.lab.statistics import statistic
 from coterie.report.figures import style
 from coterie.report.figures.courses import Curves
 from coterie.report.figures.kinds import Kind, kind
@@ -47,6 +48,9 @@ class Sweep(Kind):
     log: bool = False
     """Whether the option is on a logarithmic axis."""
 
+    def __post_init__(self) -> None:
+        statistic(self.value)  # refuses what there is not
+
     def draw(self, runs: Runs, title: str = "") -> Figure:
         """One curve for each name, through its runs in the order of the option."""
         curves = {name: self._curve(some, runs) for name, some in runs.items()}
@@ -66,9 +70,13 @@ class Sweep(Kind):
             if not numbers:
                 axes.set_xticks(range(len(ticks)), ticks)
             elif self.log:
-                axes.set_xscale("log")
+                style.logarithmic(axes, "x")
             option = self.x.rpartition(".")[2].replace("_", " ")
-            axes.set(xlabel=option, ylabel=named(self.value), title=title or f"Over {option}")
+            axes.set(
+                xlabel=option,
+                ylabel=named(self.value),
+                title=style.fitted(axes, title or f"Over {option}", style.is_beside(len(curves))),
+            )
             if len(curves) > 1:
                 style.legend(figure, axes, len(curves))
         return figure
@@ -95,6 +103,9 @@ class Bars(Kind):
     value: str = "accuracy_mean"
     """What is shown: a statistic of a run."""
 
+    def __post_init__(self) -> None:
+        statistic(self.value)  # refuses what there is not
+
     def draw(self, runs: Runs, title: str = "") -> Figure:
         """A bar for each name, from top to bottom."""
         found = {name: over_seeds([value(run, self.value, runs) for run in some]) for name, some in runs.items()}
@@ -117,7 +128,7 @@ class Bars(Kind):
                     fontsize=8,
                 )
             axes.set_xlim(right=1.12 * end if end > 0 else None)
-            axes.set(xlabel=named(self.value), title=title or _headline(self.value))
+            axes.set(xlabel=named(self.value), title=style.fitted(axes, title or _headline(self.value)))
         return figure
 
 
@@ -154,7 +165,10 @@ class Spread(Kind):
                 axes.hlines(places, low, high, color=style.PALETTE[number], linewidth=2, alpha=0.6)
                 axes.plot(low, places, "|", high, places, "|", color=style.PALETTE[number], markersize=9)
                 axes.plot(mean, places, markersize=6, label=_SPREAD[one], **style.points(number))
-            axes.set(xlabel="accuracy from the worst client to the best, %", title=title or "Over clients")
+            axes.set(
+                xlabel="accuracy from the worst client to the best, %",
+                title=style.fitted(axes, title or "Over clients"),
+            )
             if len(shown) > 1:
                 figure.legend(*axes.get_legend_handles_labels(), loc="outside lower right", ncols=2, fontsize=9)
         return figure
@@ -209,7 +223,8 @@ class Gain(Kind):
                 style.name_clients(axes, [client for client, _ in order], most=20)
                 axes.set_xlim(-0.7, len(order) - 0.3)
                 heading = f"Gain over {reference}"
-                axes.set(ylabel=unit, title=f"{title}: {heading[0].lower()}{heading[1:]}" if title else heading)
+                heading = f"{title}: {heading[0].lower()}{heading[1:]}" if title else heading
+                axes.set(ylabel=unit, title=style.fitted(axes, heading, beside=True))
             panels[-1].set_xlabel("client")
             handles: dict[str, Any] = {}
             for axes in panels:

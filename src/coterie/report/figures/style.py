@@ -1,29 +1,36 @@
 """How figures look: good in print and on a screen, and safe for colour-blind eyes."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 __all__ = [
     "PALETTE",
     "STYLE",
     "figure",
+    "fitted",
+    "headed",
     "heat",
+    "is_beside",
     "legend",
+    "logarithmic",
     "look",
     "mark_groups",
     "name_clients",
     "panels",
+    "points",
     "save",
     "svg",
+    "wrapped",
 ]
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999", "#000000")
@@ -96,12 +103,30 @@ def look(number: int) -> dict[str, Any]:
     return points(number) | {"linestyle": _DASHES[number % len(_DASHES)]}
 
 
+def is_beside(entries: int) -> bool:
+    """Whether a legend of so many entries stands beside the axes, because it would hide the curves inside."""
+    return entries > 4
+
+
 def legend(made: Figure, axes: Axes, entries: int) -> None:
-    """Inside the axes while it is short, beside them when it would hide the curves."""
-    if entries <= 4:
-        axes.legend(loc="best")
-    else:
+    """Inside the axes while it is short, else beside them."""
+    if is_beside(entries):
         made.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
+    else:
+        axes.legend(loc="best")
+
+
+def fitted(axes: Axes, text: str, beside: bool = False) -> str:
+    """A title on as many lines as it needs above axes that may have a legend beside them."""
+    made, place = axes.figure, axes.get_subplotspec()
+    assert isinstance(made, Figure)
+    columns = 1 if place is None else place.get_gridspec().ncols
+    return wrapped(text, int(8 * made.get_figwidth() / columns * (0.66 if beside else 1)))
+
+
+def headed(made: Figure, title: str) -> None:
+    """A title above all panels."""
+    made.suptitle(wrapped(title, int(8 * made.get_figwidth())), x=0.01, ha="left", weight="bold", size=11.5)
 
 
 def wrapped(text: str, width: int = 26) -> str:
@@ -126,6 +151,17 @@ def mark_groups(axes: Axes, groups: Sequence[int | None], both: bool = False, co
             axes.axvline(place - 0.5, color=color, linewidth=0.8, linestyle=":")
             if both:
                 axes.axhline(place - 0.5, color=color, linewidth=0.8, linestyle=":")
+
+
+def logarithmic(axes: Axes, which: Literal["x", "y"], text: Callable[[float], str] = "{:g}".format) -> None:
+    """A logarithmic axis for what is drawn already, with plain numbers: powers of ten, and others if these are few."""
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    low, high = sorted(axis.get_view_interval())
+    subs = (1.0, 2.0, 5.0) if high <= 200 * low else (1.0,)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def heat(
