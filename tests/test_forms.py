@@ -390,7 +390,7 @@ def by_hand(here, stack, part, mixture=None):
     return result if several and mixture is None else result[:, :, 0]
 
 
-@pytest.mark.parametrize("factory", [mlp, everything])
+@pytest.mark.parametrize("factory", [mlp, everything, Recurrent])
 @pytest.mark.parametrize("kind", ["one for all", "own", "several for all", "several own"])
 @pytest.mark.parametrize("part", ["train", "validation", "test"])
 @pytest.mark.parametrize("form", FORMS)

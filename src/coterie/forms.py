@@ -216,15 +216,7 @@ class Vectorised(Form):
         recorder = self.recorder_on(pool.device)
         if len(lanes) == 1 and not self.strict:
             return Branch(self.half, recorder).train(pool, lanes, start, terms, objective, sample_weights)
-        step = vmap(grad_and_value(self.loss_function(start.net, objective), has_aux=True))
-
-        def gradients(
-            parameters: Tensor, buffers: Tensor, batches: tuple[Batch, ...], keys: Tensor
-        ) -> tuple[Tensor, Tensor, Tensor]:
-            gradient, (value, after) = step(parameters, buffers, tuple(_tensors(batch) for batch in batches), keys)
-            return value, gradient, after
-
-        work = _Work(pool, lanes, start, terms, gradients, objective, sample_weights)
+        work = _Work(pool, lanes, start, terms, self.gradients(start.net, objective), objective, sample_weights)
         if not self.strict:
             return self._trained(work.bundle(slice(None)), objective, recorder)
         stacks = _stacks(lanes)
@@ -238,6 +230,32 @@ class Vectorised(Form):
         (result,) = train_lanes([bundle if recorder is None else recorder.prepared(bundle, objective)])
         return result
 
+    def gradients(self, net: Net, objective: Objective) -> GradientFunction:
+        """The gradients of many clients, each in its row."""
+        loss = self.loss_function(net, objective)
+        stacked, differentiated = vmap(loss), vmap(grad_and_value(loss, has_aux=True))
+
+        def inside(
+            parameters: Tensor, buffers: Tensor, batches: tuple[Batch, ...], keys: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            gradient, (value, after) = differentiated(parameters, buffers, tuple(map(_tensors, batches)), keys)
+            return value, gradient, after
+
+        def outside(
+            parameters: Tensor, buffers: Tensor, batches: tuple[Batch, ...], keys: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            leaf = parameters.detach().requires_grad_()
+            try:
+                value, after = stacked(leaf, buffers, tuple(map(_tensors, batches)), keys)
+            except RuntimeError:  # some layers, such as LSTM, `vmap` knows only if they are differentiated inside
+                return inside(parameters, buffers, batches, keys)
+            # No client's loss depends on another's parameters: the gradient of the sum has each one's own in its row.
+            (gradient,) = torch.autograd.grad(value.sum(), leaf)
+            return value.detach(), gradient, after.detach()
+
+        # Outside is faster, and does not import torch's compiler; our kernels are differentiable only inside.
+        return inside if net.device.type == "cuda" else outside
+
     def _outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
         if len(models) == 1:
             return Loop(self.half).outputs(models, x, shared)
@@ -246,8 +264,13 @@ class Vectorised(Form):
         def run(parameters: Tensor, buffers: Tensor, inputs: Tensor) -> Tensor:
             return net(parameters, buffers, (inputs,), Pass(stacked=True))[0]
 
-        with torch.no_grad(), self.casting(net):
-            result = vmap(run, in_dims=(0, 0, None if shared else 0))(models.parameters, models.buffers, x)
+        try:
+            with torch.no_grad(), self.casting(net):
+                result = vmap(run, in_dims=(0, 0, None if shared else 0))(models.parameters, models.buffers, x)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # `vmap` does not know some layers, such as LSTM
+            return Loop(self.half).outputs(models, x, shared)
         return result.to(net.dtype)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import functional_call, vmap
 
 from coterie.errors import SettingsError
-from coterie.nets.layers import BatchNorm, Dropout, Pass, adopt, passing
+from coterie.nets.layers import BatchNorm, Dropout, MaxPool2d, Pass, adopt, passing
 
 SHAPES = {nn.BatchNorm1d: (6, 3), nn.BatchNorm2d: (6, 3, 4, 5), nn.BatchNorm3d: (4, 3, 2, 3, 2)}
 
@@ -190,6 +190,58 @@ def test_a_layer_used_twice_is_replaced_in_both_places_by_one():
     assert net[5] is net[2]
     assert isinstance(net[1], BatchNorm)
     assert net[4] is net[1]
+
+
+def stages(*layers):
+    return nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Sequential(*layers), nn.Flatten(), nn.Linear(12, 2)).double()
+
+
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, padding=1)], ids=["squares", "overlapping"])
+def test_pooling_goes_before_relu_and_no_bit_changes(pool):
+    ours, stock = stages(nn.ReLU(), pool), stages(nn.ReLU(), pool)
+    ours.load_state_dict(stock.state_dict())
+    ours = adopt(ours)
+    assert [type(layer) for layer in ours[1]] == [MaxPool2d, nn.ReLU]
+    # Whole numbers and weights of one sign make many equal pixels, at and below zero too.
+    x = torch.randint(-1, 2, (40, 2, 4, 4), generator=torch.Generator().manual_seed(1)).double()
+    with torch.no_grad():
+        for net in (ours, stock):
+            net[0].weight.copy_(net[0].weight.sign())
+            net[0].bias.zero_()
+    assert torch.equal(forward(ours, x, training=True), stock(x))
+    gradients = [torch.autograd.grad((net(x) ** 2).sum(), list(net.parameters())) for net in (ours, stock)]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    assert torch.equal(ours(x * torch.nan).isnan(), stock(x * torch.nan).isnan())
+
+
+class Looking(nn.Module):
+    """Uses what is between two layers of a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.stage = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2))
+
+    def forward(self, x):
+        return self.stage[0](x).sum() + self.stage(x)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (nn.Sigmoid(), nn.MaxPool2d(2)),
+        (nn.ReLU(), nn.AvgPool2d(2)),
+        (nn.ReLU(), nn.Sequential(nn.MaxPool2d(2))),
+        (nn.ReLU(), nn.Tanh(), nn.MaxPool2d(2)),
+    ],
+    ids=str,
+)
+def test_other_layers_stay_where_they_are(layers):
+    found = adopt(stages(*layers))[1]
+    assert all(isinstance(layer, type(before)) for layer, before in zip(found, layers, strict=True))
+
+
+def test_a_sequence_that_others_look_into_stays_as_it_is():
+    assert isinstance(adopt(nn.Sequential(Looking()))[0].stage[0], nn.ReLU)
 
 
 def test_replacing_keeps_what_the_layer_had():
