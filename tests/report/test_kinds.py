@@ -325,18 +325,6 @@ def test_matrices_of_several_runs_have_a_panel_each():
     assert figure.get_suptitle() == "All"
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-def test_images_are_a_row_for_each_client(tmp_path, channels):
-    images = np.arange(3 * 2 * channels * 4 * 5).reshape(3, 2, channels, 4, 5) % 256
-    (tmp_path / "details.json").write_text(json.dumps({"images": images.tolist(), "clients": ["x", "y", "z"]}))
-    axes = drawn("images", {"a": [stored(path=tmp_path)]}, clients=2).axes[0]
-    sheet = axes.images[0].get_array()
-    assert sheet.shape[:2] == (2 * 4, 2 * 5)
-    second = images[1, 1].transpose(1, 2, 0)
-    assert (sheet[4:, 5:] == (second if channels == 3 else second[..., 0])).all()
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["x", "y"]
-
-
 def test_the_highest_silhouette_has_a_ring():
     insights = [{"round": 1, "silhouette": [[2, 0.3], [3, 0.7], [4, 0.5]]}]
     axes = drawn("silhouette", {"a": [stored(insights=insights)]}).axes[0]

@@ -46,9 +46,10 @@ class Images(Kind):
                 axes.set_yticks((np.arange(len(tiles)) + 0.5) * (height + 1) - 1, names[: len(tiles)])
                 axes.set_xticks([])
                 axes.grid(visible=False)
-                axes.set(ylabel="client", title=name if len(found) > 1 or not title else title)
+                heading = name if len(found) > 1 or not title else title
+                axes.set(ylabel="client", title=style.fitted(axes, heading))
             if title and len(found) > 1:
-                figure.suptitle(title, x=0.01, ha="left", weight="bold", size=11)
+                style.headed(figure, title)
         return figure
 
 

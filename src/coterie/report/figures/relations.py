@@ -23,7 +23,7 @@ from coterie.report.figures.records import (
     recorded,
 )
 
-__all__ = ["PCA", "Images", "Labels", "Matrix", "Mixing", "Silhouette", "split_figure"]
+__all__ = ["PCA", "Labels", "Matrix", "Mixing", "Silhouette", "split_figure"]
 
 Groups = Sequence[int | None]
 
@@ -112,44 +112,6 @@ def _alike(one: np.ndarray, other: np.ndarray) -> bool:
         return False
     ours, theirs = (counts / np.maximum(counts.sum(axis=1, keepdims=True), 1e-12) for counts in (one, other))
     return np.allclose(ours, theirs, atol=1e-5)
-
-
-@kind("images")
-class Images(Kind):
-    """Images that clients have made, such as the synthetic ones of SLFed: a row for each client."""
-
-    clients: int = 6
-    """How many clients are shown."""
-
-    seed: int = 0
-    """Which of the runs over seeds is shown, counted from 0."""
-
-    def __post_init__(self) -> None:
-        _whole("seed", self.seed)
-        if self.clients < 1:
-            raise SettingsError(f"clients={self.clients}: at least 1")
-
-    def draw(self, runs: Runs, title: str = "") -> Figure:
-        """A panel for each name."""
-        chosen = _one_of_each(runs, self.seed)
-        found = {name: (run, lines[-1][1]) for name, run in chosen.items() if (lines := recorded(run, "images"))}
-        if not found:
-            raise NotRecordedError("images: no run recorded images; the measure synthetic-samples does")
-        figure, panels = style.panels(len(found), 4.6, 0.9 + 0.55 * self.clients, most=2)
-        with matplotlib.rc_context(style.STYLE):
-            for axes, (name, (run, images)) in zip(panels, found.items(), strict=True):
-                shown = np.array(images[: self.clients], dtype=np.uint8)  # [client, image, channel, row, column]
-                clients, count, channels, height, width = shown.shape
-                sheet = shown.transpose(0, 3, 1, 4, 2).reshape(clients * height, count * width, channels)
-                axes.imshow(sheet if channels == 3 else sheet[..., 0], cmap="gray", vmin=0, vmax=255)
-                names = clients_of(run, len(images))[0][: self.clients]
-                axes.set_yticks([(place + 0.5) * height - 0.5 for place in range(clients)], names, fontsize=8)
-                axes.set_xticks([])
-                axes.grid(visible=False)
-                axes.set(ylabel="client", title=_heading(axes, title, name, len(found)))
-            if title and len(found) > 1:
-                style.headed(figure, title)
-        return figure
 
 
 @kind("matrix")
