@@ -105,7 +105,7 @@ class Memory:
 class Snapshot(Mapping[str, Any]):
     """For each name the clients that keep a value, and their rows.
 
-    They are copied if memory changes while this is still needed. Whoever stores it at once pays for no copy.
+    They are copied if memory changes while this is still needed, and rows that lie apart when they are asked for.
     """
 
     def __init__(self, memory: Memory) -> None:

@@ -15,7 +15,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
-from safetensors.torch import save_file
 from torch import Tensor
 
 from coterie.errors import CoterieError
@@ -49,7 +48,15 @@ record(LocalTraining)
 
 def dump(value: Any) -> bytes:
     """A value as bytes."""
-    return save_tensors(*_flat(value))
+    tensors: dict[str, Tensor] = {}
+    tree = _packed(value, tensors)
+    taken: set[int] = set()
+    for key, tensor in tensors.items():
+        # A copy of its own where one is needed: safetensors refuses tensors that share memory.
+        place = tensor.untyped_storage().data_ptr()
+        tensors[key] = tensor.clone() if place in taken else tensor
+        taken.add(place)
+    return save_tensors(tensors, {"tree": json.dumps(tree)})
 
 
 def load(content: bytes, nets: Nets) -> Any:
@@ -65,8 +72,7 @@ def load(content: bytes, nets: Nets) -> Any:
 def write(path: Path, value: Any) -> None:
     """Store a value in a file, whole or not at all."""
     part = path.with_name(path.name + ".part")
-    tensors, tree = _flat(value)
-    save_file(tensors, part, tree)  # without a copy of everything in memory
+    part.write_bytes(dump(value))
     part.replace(path)
 
 
@@ -76,18 +82,6 @@ def read(path: Path, nets: Nets) -> Any:
         return load(path.read_bytes(), nets)
     except CoterieError as error:
         raise CoterieError(f"{path}: {error}") from error
-
-
-def _flat(value: Any) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a value, each with memory of its own, as safetensors wants them, and what holds them together."""
-    tensors: dict[str, Tensor] = {}
-    tree = _packed(value, tensors)
-    taken: set[int] = set()
-    for key, tensor in tensors.items():
-        place = tensor.untyped_storage().data_ptr()
-        tensors[key] = tensor.clone() if place in taken else tensor
-        taken.add(place)
-    return tensors, {"tree": json.dumps(tree)}
 
 
 def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
