@@ -2,6 +2,7 @@
 
 import threading
 from functools import partial
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -98,6 +99,32 @@ class Failing(coterie.FedAvg):
         if fed.round == 2:
             raise CoterieError("no more")
         return super().round(fed, state)
+
+
+class Observing(coterie.FedAvg):
+    """Notes how many threads torch has while its server's side is at work."""
+
+    name = "observing"
+    threads: ClassVar[list[int]] = []
+
+    def round(self, fed, state):
+        self.threads.append(torch.get_num_threads())
+        state = super().round(fed, state)
+        self.threads.append(torch.get_num_threads())
+        return state
+
+
+def test_torch_is_as_it_was_for_what_is_not_in_a_program():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        chosen = settings("fedavg", "ifca", "local")
+        object.__setattr__(chosen[1], "method", Observing(rounds=3, batch=8))
+        compare(chosen, together=True)
+        assert set(Observing.threads) == {3}
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_an_error_of_one_run_is_raised_and_ends_the_others():

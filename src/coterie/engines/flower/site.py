@@ -20,7 +20,7 @@ from coterie import wire
 from coterie.clients import Round
 from coterie.engines.chunk import Host, run_chunk
 from coterie.engines.flower.versions import Version, Versions
-from coterie.engines.simulation.engine import settled
+from coterie.engines.settling import settled
 from coterie.errors import CoterieError, ProgramError
 from coterie.federation import Call
 from coterie.letters import Letter, Letters, checked_content

@@ -2,9 +2,7 @@
 
 import logging
 import os
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
@@ -15,6 +13,7 @@ import torch
 from coterie.clients import Clients, Round
 from coterie.data.population import Pool, Population, Shard
 from coterie.engines.chunk import Result, Site, device_of, joined, part_of, run_chunk
+from coterie.engines.settling import settled
 from coterie.engines.simulation.workers import Workers
 from coterie.errors import CoterieError, SettingsError
 from coterie.federation import Answers, Call
@@ -24,7 +23,7 @@ from coterie.memory import Memory, Value, size_of
 from coterie.nets import make_net
 from coterie.nets.net import Factory
 
-__all__ = ["Computing", "Simulation", "server_parts", "settled"]
+__all__ = ["Computing", "Simulation", "server_parts"]
 
 log = logging.getLogger("coterie")
 
@@ -310,46 +309,3 @@ def server_parts(server: Shard) -> list[Shard]:
     none = np.empty(0, dtype=np.int64)
     cuts = range(0, len(server.test), _SERVER_PART)
     return [Shard(f"server/{cut}", none, none, server.test[cut : cut + _SERVER_PART]) for cut in cuts]
-
-
-@contextmanager
-def settled(precision: str, device: torch.device) -> Iterator[None]:
-    """Torch's settings while programs run; when the last of them ends, they are as before.
-
-    Runs that meet for training are all inside, in threads: the first sets what the others need too.
-    """
-    with _settings.lock:
-        if not _settings.inside:
-            _settings.undo = _set_torch(precision, device)
-        _settings.inside += 1
-    try:
-        yield
-    finally:
-        with _settings.lock:
-            _settings.inside -= 1
-            if not _settings.inside:
-                _settings.undo.close()
-
-
-class _settings:  # noqa: N801
-    """How many programs run in this process, and what takes torch's settings back."""
-
-    lock = threading.Lock()
-    inside = 0
-    undo = ExitStack()
-
-
-def _set_torch(precision: str, device: torch.device) -> ExitStack:
-    undo = ExitStack()
-    if device.type == "cpu":
-        # One thread: with several, small operations of a loaded machine take up to ten times as long.
-        undo.callback(torch.set_num_threads, torch.get_num_threads())
-        torch.set_num_threads(1)
-    else:
-        tf32 = precision == "tf32"
-        undo.callback(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision())
-        torch.set_float32_matmul_precision("high" if tf32 else "highest")
-        undo.enter_context(
-            torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=tf32)
-        )
-    return undo

@@ -12,7 +12,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from coterie.data.population import Pool
+from coterie.engines import settling
 from coterie.forms import Form
 from coterie.graphs import objective_key
 from coterie.judging import Questions, rows_at_once
@@ -40,6 +42,8 @@ class _Request(ABC):
 
     result: Any = None
     error: Exception | None = None
+    settings: Callable[[], AbstractContextManager[None]] = field(default_factory=settling.current)
+    """Torch's settings in the program that asks."""
 
     @abstractmethod
     def kind(self) -> Hashable:
@@ -207,8 +211,9 @@ class Meeting:
     def ask(self, number: int, inner: Form, request: _Request) -> Any:
         """Wait for the others, and compute with them. Called in a run's thread, whose turn it is."""
         self._waiting[number] = (inner, request)
-        self._pass_on()
-        self._turns[number].acquire()
+        with settling.interrupted():
+            self._pass_on()
+            self._turns[number].acquire()
         if request.error is not None:
             raise request.error
         if request.result is None:
@@ -232,8 +237,9 @@ class Meeting:
         taken = [self._waiting.pop(number) for number in numbers]
         groups: dict[Hashable, list[_Request]] = {}
         try:
-            for _, request in taken:
-                groups.setdefault(request.kind(), []).append(request)
+            for number, (inner, request) in zip(numbers, taken, strict=True):
+                # Where a model stands among others may decide its last bits: of strict runs each has its own stacks.
+                groups.setdefault((number if inner.strict else None, request.kind()), []).append(request)
             for group in groups.values():
                 for some in self._fitting(group):
                     self._answer(taken[0][0], some)
@@ -257,8 +263,9 @@ class Meeting:
     def _answer(self, inner: Form, group: list[_Request]) -> None:
         (self.batches if group[0].trains else self.answers).append(len(group))
         try:
-            for request, result in zip(group, group[0].answer(inner, group), strict=True):
-                request.result = result
+            with group[0].settings():
+                for request, result in zip(group, group[0].answer(inner, group), strict=True):
+                    request.result = result
             return
         except torch.OutOfMemoryError as error:
             group[0].error = error if len(group) == 1 else None
