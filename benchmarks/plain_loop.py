@@ -14,7 +14,7 @@ and serves both for what a client is tested with and for what it trains next.
 
 All run in turns in one call; the figures to look at are the ratios. `channels last` is the same plain loop with the
 memory format that few people know of; with `--all` there is also `memory kept`, that one with what fewer know of:
-settings of glibc's allocator under which it keeps memory that was freed.
+settings of glibc's allocator under which it keeps memory that was freed and uses large pages.
 """
 
 import argparse
@@ -45,7 +45,10 @@ MODELS = {"fedavg": 1, "ifca": 4}
 WORLD = {"data": "fashion-mnist", "split": "autocfl-input", "rotations": 4, "samples": 2000, "clients": 20}
 NET = "cnn-16-32"
 Run = tuple[Measured, dict[str, Any]]
-KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+KEPT = {
+    "GLIBC_TUNABLES": f"glibc.malloc.mmap_threshold={32 << 20}:glibc.malloc.trim_threshold={1 << 30}"
+    ":glibc.malloc.hugetlb=1"
+}
 
 
 def net() -> nn.Module:

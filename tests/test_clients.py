@@ -7,9 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from coterie.clients import Clients, new_models
+from coterie.clients import Clients, Round, new_models
+from coterie.engines.chunk import Site
 from coterie.errors import CoterieError, SettingsError
-from coterie.forms import FORMS
+from coterie.forms import FORMS, Loop, form_named
 from coterie.memory import Memory
 from coterie.training import LocalTraining, cross_entropy
 from coterie.weights import Models
@@ -402,6 +403,32 @@ def test_the_best_fit_can_be_sought_on_validation_data_where_there_is_any():
     without = replace(here, shards=(*here.shards[:2], *(replace(one, validation=NOBODY) for one in here.shards[2:])))
     found = without.clients().best_fit(models, "validation").tolist()
     assert found == [*on_validation[:2].tolist(), *on_train[2:].tolist()]
+
+
+def test_what_was_just_evaluated_for_one_client_is_not_evaluated_again(monkeypatch):
+    here = world(mlp)
+    site = Site(here.net, here.pool, here.shards, NOBODY, form_named("loop"))
+    models, ran = some_models(here, "own"), []
+    outputs = Loop.outputs
+    monkeypatch.setattr(Loop, "outputs", lambda *given, **more: ran.append(1) or outputs(*given, **more))
+
+    def choice(client, models, on="train", **at):
+        ran.clear()
+        return site.clients([client], Round(number=1, **at)).best_fit(models[client : client + 1], on).item()
+
+    first = choice(1, models)
+    assert ran
+    assert choice(1, models, scoring=True) == first
+    assert not ran
+    other = models.parameters.clone()
+    other[1] = other[1].roll(1, dims=0)
+    assert choice(1, replace(models, parameters=other)) == (first + 1) % models.shape[1]
+    for client, on in ((0, "train"), (1, "validation")):
+        choice(client, models, on)
+        assert ran
+    choice(1, models, "test", scoring=True)
+    with pytest.raises(CoterieError, match="test data is for scoring only"):
+        choice(1, models, "test")
 
 
 def test_of_a_single_model_the_best_is_known_without_looking():

@@ -4,6 +4,7 @@
 go, on a real site on one. Everything that goes in or comes out has the client as its first axis.
 """
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,7 +25,7 @@ from coterie.randomness import generator
 from coterie.training import Lane, LocalTraining, Objective, Terms, Trained, cross_entropy
 from coterie.weights import Changes, Models, Stack
 
-__all__ = ["Clients", "Evaluation", "Round", "new_models"]
+__all__ = ["Clients", "Evaluation", "Known", "Round", "new_models"]
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,10 @@ class Evaluation:
         return self._per_sample(self.loss_sum)
 
 
+Known = dict[tuple[str, str], tuple[bytes, Evaluation]]
+"""How several models last did on a client's data, by client and part, with a digest of the models."""
+
+
 class Clients:
     """One client or many, as a program sees them."""
 
@@ -91,10 +96,12 @@ class Clients:
         memory: Memory | None = None,
         common: np.ndarray | None = None,
         letters: Letters | None = None,
+        known: Known | None = None,
     ) -> None:
         self.net, self._pool, self._shards, self._form, self._at = net, pool, tuple(shards), form, at
         self._memory, self._common = memory or Memory(len(self._shards)), common
         self._received = letters or Letters()
+        self._known: Known = {} if known is None else known
         self.kept: dict[str, Value] = {}
         """What the program has told the clients to keep."""
         self.written: list[Letter] = []
@@ -323,11 +330,24 @@ class Clients:
         """
         if models.shape[1] == 1:
             return torch.zeros(len(self), dtype=torch.int64)
-        result = self.evaluate(models, on)
+        result = self._evaluated(models, on)
         loss = result.loss
         if on != "train" and not (result.samples > 0).all():
-            loss = torch.where(result.samples[:, None] > 0, loss, self.evaluate(models, "train").loss)
+            loss = torch.where(result.samples[:, None] > 0, loss, self._evaluated(models, "train").loss)
         return loss.nan_to_num(nan=torch.inf).argmin(dim=1)
+
+    def _evaluated(self, models: Models, on: str) -> Evaluation:
+        """The same as `evaluate`, computed once: what a client is served is often what it chooses from next.
+
+        Only where it is computed alone: among others the last bits would depend on who they were, and those of a
+        resumed run on where it was resumed. And never on test data, where who asks matters.
+        """
+        if len(self) > 1 or on not in ("train", "validation"):
+            return self.evaluate(models, on)
+        key, digest = (self.names[0], on), _digest(models)
+        if key not in self._known or self._known[key][0] != digest:
+            self._known[key] = digest, self.evaluate(models, on)
+        return self._known[key][1]
 
     def losses(self, models: Models, on: str = "train") -> Tensor:
         """Cross-entropy of every sample under several models per client, [client, model, sample].
@@ -406,6 +426,14 @@ class Clients:
     def _check_stack(self, models: Models, name: str) -> None:
         if not models.shape or models.shape[0] != len(self):
             raise CoterieError(f"{name} of shape {models.shape} for {len(self)} clients: the first axis is the client")
+
+
+def _digest(models: Models) -> bytes:
+    """Tells models from others."""
+    total = hashlib.sha256()
+    for tensor in models.tensors:
+        total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return total.digest()
 
 
 def _mixed(outputs: Tensor, weights: Tensor) -> Tensor:

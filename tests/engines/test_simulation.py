@@ -14,6 +14,7 @@ from torch import nn
 import coterie
 from coterie import Clients, Models, program
 from coterie.engines.simulation import Computing
+from coterie.engines.simulation.workers import take
 from coterie.errors import CoterieError, ProgramError, SettingsError
 from coterie.forms import Vectorised
 from coterie.graphs import Recorder
@@ -241,13 +242,21 @@ class TestWorkers:
 
     def test_workers_change_no_bit(self, fed):
         here = federation(net="cnn", precision="float32")
-        for name in ("fedavg", "local"):
+        for name in ("fedavg", "local", "ifca"):
             made = coterie.methods.make(name, rounds=2, participation=0.7)
             results = [made.fit(one) for one in (fed, here)]
             kept = [one.run(what_clients_have).model.parameters for one in (fed, here)]
             assert torch.equal(*kept)
             accuracies = [[client["loss"] for client in result.clients] for result in results]
             assert accuracies[0] == accuracies[1]
+
+    def test_a_worker_takes_clients_that_it_had_before_anything_else(self):
+        clients, had = [7, 3, -1, 5], {3: 20, 5: 20, 7: 10}
+        waiting = [0, 1, 2, 3]
+        assert [take(waiting, clients, had, 20) for _ in range(3)] == [1, 3, 0]
+        assert take(waiting, clients, had, 10) == 2
+        assert not waiting
+        assert had == {3: 20, 5: 20, 7: 20, -1: 10}
 
     def test_an_exception_in_a_worker_surfaces_with_the_clients_name(self, fed):
         with pytest.raises(ProgramError, match=r"failed on client \d: CoterieError: start of shape \(1, 2\)"):

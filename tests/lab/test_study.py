@@ -152,6 +152,24 @@ def test_what_decides_the_outcome_is_in_the_name():
     assert len(set(names)) == len(names)
 
 
+def test_what_is_by_default_is_not_in_the_name():
+    assert name(rounds=20, validation=0.1, alpha=0.5, precision="float32", views=("served",)) == name()
+    assert Task(Settings.of({"clients": 4, "mu": 0.2}, "fedprox")[0]).decisive() == {
+        "data": {"name": "digits"},
+        "split": {"name": "dirichlet", "clients": 4},
+        "method": {"name": "fedprox", "mu": 0.2},
+    }
+
+
+def test_a_stored_run_is_another_if_defaults_have_changed():
+    task = Task(Settings.of({"clients": 4}, "fedprox")[0])
+    stored = task.settings.resolved().table()
+    assert task.agrees(stored)
+    del stored["method"]["mu"], stored["scoring"]
+    assert task.agrees(stored), "what was not there yet is as it is by default now"
+    assert not task.agrees({**stored, "method": {**stored["method"], "mu": 7.0}})
+
+
 def test_a_study_can_bring_methods_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "my_study_methods.py").write_text(

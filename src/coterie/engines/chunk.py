@@ -1,14 +1,14 @@
 """A program on clients whose data is at hand: simulated ones that are computed together, or a real site."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.clients import Clients, Round
+from coterie.clients import Clients, Known, Round
 from coterie.data.population import Pool, Shard
 from coterie.errors import CoterieError, ProgramError
 from coterie.federation import Call
@@ -56,6 +56,8 @@ class Site:
     common: np.ndarray
     """The global test set, as places in the pool."""
     form: Form
+    known: Known = field(default_factory=dict)
+    """What need not be computed again."""
 
     @property
     def device(self) -> torch.device:
@@ -72,7 +74,7 @@ class Site:
     ) -> Clients:
         """Clients by their positions."""
         shards = [self.shards[client] for client in positions]
-        return Clients(self.net, self.pool, shards, self.form, at, memory, self.common, letters)
+        return Clients(self.net, self.pool, shards, self.form, at, memory, self.common, letters, self.known)
 
 
 Result = tuple[dict[str, Value], dict[str, Value], list[Letter]]

@@ -18,7 +18,7 @@ from coterie.fitting import Checkpoint, Observer, Record, Result
 from coterie.lab.batch import Batch
 from coterie.lab.folder import BusyError, StoredRun, write_whole
 from coterie.lab.study import Measuring, Place, Study, Task
-from coterie.settings import Settings
+from coterie.settings import Settings, read_table
 
 __all__ = ["Campaign", "Outcome", "Results"]
 
@@ -79,7 +79,11 @@ class Campaign:
     def pending(self, tasks: Iterable[Task]) -> list[Task]:
         """Those that are not finished yet, each once."""
         distinct = {task.name: task for task in tasks}
-        return [task for task in distinct.values() if not (self.folder(task) / "summary.json").is_file()]
+        return [task for task in distinct.values() if not self._finished(task)]
+
+    def _finished(self, task: Task) -> bool:
+        folder = self.folder(task)
+        return (folder / "summary.json").is_file() and task.agrees(read_table(folder / "settings.toml"))
 
     def results(self, study: Study, seeds: int | None = None, only: str | None = None) -> Results:
         """What there is for a study."""
@@ -90,8 +94,7 @@ class Campaign:
                 skipped[cell.labels] = cell.skip
                 continue
             tasks = [cell.task(seed, self._given, study.methods) for seed in range(seeds or study.seeds)]
-            folders = [self.folder(task) for task in tasks]
-            runs[cell.labels] = [StoredRun.read(path) for path in folders if (path / "summary.json").is_file()]
+            runs[cell.labels] = [StoredRun.read(self.folder(task)) for task in tasks if self._finished(task)]
         return Results(study.scaled(_telling(self._given)), seeds or study.seeds, runs, skipped)
 
     def carry_out(

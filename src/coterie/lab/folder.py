@@ -26,7 +26,7 @@ from coterie import wire
 from coterie.errors import CoterieError, DataError, SettingsError
 from coterie.fitting import Checkpoint, Record, Result
 from coterie.nets.net import Net
-from coterie.settings import check_format, read_table
+from coterie.settings import Settings, check_format, read_table
 
 __all__ = [
     "SAVING",
@@ -158,7 +158,7 @@ class RunFolder:
 
     def _resume(self, net: Net) -> Checkpoint | None:
         stored = StoredRun.read(self.path)
-        differences = _differences(self._table, stored.settings)
+        differences = _differences(self._table, _completed(stored.settings))
         if differences:
             more = "; ..." if len(differences) > 3 else ""
             raise SettingsError(
@@ -269,6 +269,11 @@ def _read_summary(path: Path) -> Record | None:
 
 def _lines(records: Iterable[Record]) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def _completed(table: dict[str, Any]) -> dict[str, Any]:
+    """Settings with everything that was added to them in later versions, as it was by default."""
+    return Settings.from_table(table).table() if "split" in table else table
 
 
 def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], above: str = "") -> list[str]:

@@ -16,12 +16,15 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from coterie.data.population import Division
+from coterie.engines.simulation import Computing
 from coterie.errors import CoterieError, SettingsError, unknown
 from coterie.lab.measures import Measure, measures
 from coterie.lab.statistics import statistic
 from coterie.methods import methods
 from coterie.registry import checked, options
-from coterie.settings import Settings, World, read_table
+from coterie.scoring import Scoring
+from coterie.settings import Settings, World, as_toml, read_table
 
 __all__ = ["Cell", "FigureSpec", "Measuring", "Study", "TableSpec", "Task", "matches"]
 
@@ -93,7 +96,7 @@ class Measuring:
         for name in ("method", "scoring"):
             del content[name]
         own = {option.name: getattr(self.measure, option.name) for option in options(type(self.measure))}
-        return content | {"measure": {"name": self.measure.name, **{k: v for k, v in own.items() if v is not None}}}
+        return content | as_toml({"measure": {"name": self.measure.name, **own}})
 
 
 @dataclass(frozen=True)
@@ -110,23 +113,38 @@ class Task:
 
     @cached_property
     def name(self) -> str:
-        """The name of its folder: what it is, and a digest of everything that decides its outcome.
-
-        Where data lies, on which device it is computed and by how many workers decides nothing.
-        """
-        table = self.settings.table()
-        table.pop("coterie", None)
-        table["data"] = {key: value for key, value in table["data"].items() if key not in ("data_dir", "labels")}
-        table["computing"] = {"precision": table["computing"]["precision"]}
-        digest = sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()[:12]
+        """The name of its folder: what it is, and a digest of everything that decides its outcome."""
+        digest = sha256(json.dumps(self.decisive(), sort_keys=True).encode()).hexdigest()[:12]
         world = self.settings.world
         return f"{self.what}-{Path(world.data).stem}-{world.split.name}-seed{world.seed}-{digest}"
 
-    @cached_property
-    def world_key(self) -> str:
-        """Equal for runs in the same world."""
-        table = self.settings.table()
-        return json.dumps({name: table[name] for name in table if name not in ("method", "measure", "scoring")})
+    def decisive(self) -> dict[str, Any]:
+        """What decides the outcome and is not as it is by default: an option that is added later changes no name.
+
+        Where data lies, on which device it is computed and by how many workers decides nothing.
+        """
+        table, world = self.settings.table(), self.settings.world
+        table["data"] = {key: value for key, value in table["data"].items() if key not in ("data_dir", "labels")}
+        table["computing"] = {"precision": table["computing"]["precision"]}
+        kinds = {"split": type(world.split), "division": Division, "scoring": Scoring, "computing": Computing}
+        kinds |= {"method": methods[self.what]} if "method" in table else {"measure": measures[self.what]}
+        for part, kind in kinds.items():
+            usual = as_toml({option.name: option.default for option in options(kind)})
+            own = table.get(part, {})
+            table[part] = {key: value for key, value in own.items() if key not in usual or value != usual[key]}
+        return {name: value for name, value in table.items() if value and name not in ("coterie", "format")}
+
+    def agrees(self, stored: Mapping[str, Any]) -> bool:
+        """Whether a stored run has the same settings as far as they decide the outcome.
+
+        Its name says so, unless something is by default other than it was when it was run.
+        """
+        mine = self.settings.table()
+        return all(
+            stored.get(part, {}).get(name, value) == value
+            for part in ("method", "measure", "split", "division", "scoring")
+            for name, value in mine.get(part, {}).items()
+        )
 
 
 @dataclass(frozen=True)

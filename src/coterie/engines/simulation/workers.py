@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import json
 import os
-import queue
 import shutil
 import signal
 import subprocess
@@ -37,11 +36,11 @@ from coterie.memory import Memory
 from coterie.nets import make_net
 from coterie.programs import program_named
 
-__all__ = ["Workers", "serve"]
+__all__ = ["Workers", "serve", "take"]
 
-_KEEPING_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
-"""What keeps glibc from giving memory back to the system after every step, to fetch it again in the next one: a
-thousand page faults a step, a quarter of the time of a small convolutional net."""
+_ALLOCATOR = f"glibc.malloc.mmap_threshold={32 << 20}:glibc.malloc.trim_threshold={1 << 30}:glibc.malloc.hugetlb=1"
+"""What keeps glibc from giving memory back to the system after every step, to fetch it again in the next one, which can
+be a thousand page faults a step; and lets it use large pages."""
 
 wire.record(Round)
 
@@ -70,7 +69,8 @@ class Workers:
             "path": sys.path,
         }
         wire.write(self._folder / "setup", setup)
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"} | _KEEPING_MEMORY
+        tunables = ":".join(filter(None, [_ALLOCATOR, os.environ.get("GLIBC_TUNABLES")]))
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLIBC_TUNABLES": tunables}
         command = [sys.executable, "-c", "from coterie.engines.simulation.workers import serve; serve()"]
         self._processes = [
             subprocess.Popen(
@@ -83,6 +83,9 @@ class Workers:
             for _ in range(count)
         ]
         self._numbers = 0
+        self._choosing = threading.Lock()
+        self._had: dict[int, int] = {}
+        """Which worker had a client last, by its position."""
 
     @staticmethod
     def can_run(call: Call) -> bool:
@@ -96,13 +99,14 @@ class Workers:
         return False
 
     def run(self, calls: Sequence[Call], memories: Sequence[Memory]) -> list[Result]:
-        """The results of calls, in their order; each worker takes the next one when it is done."""
+        """The results of calls, in their order; each worker takes the next one when it is done.
+
+        It takes one of a client that it had before if there is any: it may know something about it.
+        """
         self._numbers += 1
         shared = self._folder / f"shared-{self._numbers}"
         wire.write(shared, dict(calls[0].shared))
-        waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for number in range(len(calls)):
-            waiting.put(number)
+        waiting = list(range(len(calls)))
         results: list[Result | Exception | None] = [None] * len(calls)
         work = (waiting, calls, memories, shared, results)
         threads = [
@@ -121,7 +125,7 @@ class Workers:
     def _attend(
         self,
         process: subprocess.Popen[str],
-        waiting: "queue.SimpleQueue[int]",
+        waiting: list[int],
         calls: Sequence[Call],
         memories: Sequence[Memory],
         shared: Path,
@@ -129,10 +133,10 @@ class Workers:
     ) -> None:
         """Keep one worker busy until nothing waits or a call has failed."""
         while not any(isinstance(result, Exception) for result in results):
-            try:
-                number = waiting.get_nowait()
-            except queue.Empty:
-                return
+            with self._choosing:
+                if not waiting:
+                    return
+                number = take(waiting, [int(call.clients[0]) for call in calls], self._had, process.pid)
             try:
                 results[number] = self._ask(process, calls[number], memories[number], shared)
             except Exception as error:
@@ -184,6 +188,14 @@ class Workers:
     def __del__(self) -> None:
         if getattr(self, "_processes", None):
             self.close()
+
+
+def take(waiting: list[int], clients: Sequence[int], had: dict[int, int], worker: int) -> int:
+    """Take the first waiting call of a client that this worker had before, or else the first, and note who has it."""
+    number = next((number for number in waiting if had.get(clients[number]) == worker), waiting[0])
+    waiting.remove(number)
+    had[clients[number]] = worker
+    return number
 
 
 def serve() -> None:
