@@ -38,6 +38,12 @@ h1, h2, p, li { overflow-wrap: anywhere; }
 .sortable th { cursor: pointer; } .sortable th:focus-visible { outline: 2px solid currentColor; }
 .sortable th[aria-sort=ascending]::after { content: " ▲"; } .sortable th[aria-sort=descending]::after { content: " ▼"; }
 .few td { white-space: normal; text-align: left; vertical-align: top; } .few th { text-align: left; }
+.results caption { position: absolute; clip-path: inset(50%); }
+.results th.stub, .results th[scope=row] { text-align: left; } .results th { vertical-align: bottom; }
+.results thead tr + tr th:first-child { position: static; text-align: right; }
+.results th[scope=col]:not([colspan="1"]) { text-align: center; }
+p.notes { color: var(--grey); font-size: .9rem; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(27rem, 100%), 1fr)); gap: 0 1rem; }
 .few td:nth-child(1), .few td:nth-child(3), .few td:nth-child(4) { white-space: nowrap; }
 """
 

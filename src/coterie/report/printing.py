@@ -436,7 +436,11 @@ def html(table: ResultTable) -> str:
     levels = len(shown.head[0]) if shown.head else 0
     head = []
     for level in range(levels):
-        stub = "".join(f"<th rowspan={levels}>{markup.escape(name)}</th>" for name in shown.stub) if not level else ""
+        stub = (
+            "".join(f"<th class=stub rowspan={levels}>{markup.escape(name)}</th>" for name in shown.stub)
+            if not level
+            else ""
+        )
         spans = "".join(f"<th scope=col colspan={n}>{markup.escape(label)}</th>" for label, n in shown.spans(level))
         head.append(f"<tr>{stub}{spans}</tr>")
     body = []
@@ -446,8 +450,9 @@ def html(table: ResultTable) -> str:
     notes = [f"<sup>{letter}</sup> {markup.escape(note)}" for letter, note in shown.footnotes]
     below = "<br>".join([*notes, *map(markup.escape, shown.remarks)])
     return (
-        f"<div class=wide><table><caption>{markup.escape(table.title)}</caption><thead>{''.join(head)}</thead>"
-        f"<tbody>{''.join(body)}</tbody></table></div>" + (f"<p class=notes>{below}</p>" if below else "")
+        f"<div class=wide><table class=results><caption>{markup.escape(table.title)}</caption>"
+        f"<thead>{''.join(head)}</thead><tbody>{''.join(body)}</tbody></table></div>"
+        + (f"<p class=notes>{below}</p>" if below else "")
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -71,10 +72,12 @@ def _write_page(path: Path, results: Results, report: Report, figures: list[tupl
     if sections:
         said = [*report.summary.lines(), *report.summary.reversals()]
         sections.append(("What it comes to", "".join(map(page.paragraph, said))))
-    sections += [(title, page.figure(figure, title)) for title, figure in figures]
+    if figures:
+        drawn = "".join(page.figure(figure, title) for title, figure in figures)
+        sections.append(("Figures", f"<div class=figures>{drawn}</div>"))
     if study.sources:
-        rows = [[name, why] for name, why in study.sources.items()]
-        sections.append(("Choices and where they come from", page.table(["option", "source"], rows)))
+        choices = "".join(f"<li><code>{escape(name)}</code>: {escape(why)}</li>" for name, why in study.sources.items())
+        sections.append(("Choices and where they come from", f"<ul>{choices}</ul>"))
     options = "\n".join(f"{name} = {value}" for name, value in study.options.items())
     sections.append(("Options of every run", page.code(options)))
     page.write_page(path, _heading(study), lead, sections)
