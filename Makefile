@@ -32,7 +32,7 @@ test-slow: lint
 docs: venv
 	$(BIN)/coterie methods --write docs/methods
 
-# The benchmarks on a CPU; DATA=DIR says where the files of Fashion-MNIST are. Takes a quarter of an hour on two idle cores.
+# The benchmarks on a CPU; DATA=DIR says where the files of Fashion-MNIST are. Takes a quarter of an hour.
 ifdef DATA
 bench: export COTERIE_DATA = $(DATA)
 endif
