@@ -71,7 +71,7 @@ def test_three_sites_give_what_a_simulation_gives(method, options, tmp_path):
 @pytest.fixture
 def federation(tmp_path):
     """A prepared federation of two sites of which nothing runs yet."""
-    prepare(settings("fedavg", 2, rounds=2), tmp_path / "deployment", Waiting(sites=2, patience=60))
+    prepare(settings("fedavg", 2, rounds=2), tmp_path / "deployment", Waiting(sites=2, patience=180))
     federation = LocalFederation(tmp_path / "deployment")
     yield federation
     federation.processes.stop()
@@ -182,7 +182,7 @@ def server_apps(folder):
 def test_a_run_whose_server_is_killed_goes_on_to_the_same_result(victim, call, tmp_path):
     out = tmp_path / "run"
     made = settings("scaffold", 2, rounds=12)
-    prepare(made, out / "deployment", Waiting(sites=2, patience=60))
+    prepare(made, out / "deployment", Waiting(sites=2, patience=180))
     with LocalFederation(out / "deployment") as federation:
         follower = Follower(federation, out)
         follower.start()
