@@ -6,6 +6,7 @@ from functools import cache
 import numpy as np
 import pytest
 
+from coterie.lab.batch import world_key
 from coterie.lab.campaign import Campaign
 from coterie.lab.folder import StoredRun
 from coterie.lab.recipes import names, recipe
@@ -123,7 +124,7 @@ def test_ifca_is_told_the_true_number_of_groups():
 
 def test_all_methods_of_cafa_train_on_the_same_samples():
     study = read("cafa/table4")
-    worlds = {cell.task(0, others=study.methods).world_key for cell in study.cells()}
+    worlds = {world_key(cell.task(0, others=study.methods).settings) for cell in study.cells()}
     assert len(worlds) == 1
 
 
