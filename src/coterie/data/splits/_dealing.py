@@ -7,7 +7,6 @@ in the data, numbered without gaps: a label that no sample has is nobody's.
 from itertools import pairwise
 
 import numpy as np
-from scipy.special import log_softmax
 
 from coterie.data.dataset import Dataset
 from coterie.errors import SettingsError
@@ -27,6 +26,7 @@ __all__ = [
     "require",
     "require_positive",
     "require_samples",
+    "softmax",
     "top_up",
 ]
 
@@ -58,6 +58,13 @@ def numbered_classes(data: Dataset) -> tuple[np.ndarray, np.ndarray]:
     return y, available
 
 
+def softmax(values: np.ndarray, axis: int | None = None) -> np.ndarray:
+    """Shares from their logarithms."""
+    from scipy.special import softmax as shares  # when it is needed: importing it takes longer than many a split
+
+    return shares(values, axis=axis)
+
+
 def log_dirichlet(rng: np.random.Generator, concentration: np.ndarray | float, shape: tuple[int, int]) -> np.ndarray:
     """Logarithms of Dirichlet draws, one per row.
 
@@ -67,6 +74,8 @@ def log_dirichlet(rng: np.random.Generator, concentration: np.ndarray | float, s
     # Below this the logarithms would overflow; a draw is a single column long before.
     alpha = np.broadcast_to(np.maximum(concentration, 1e-200), shape)
     # Gamma(a) is Gamma(a + 1) * U^(1 / a), which is never zero as a logarithm.
+    from scipy.special import log_softmax
+
     return log_softmax(np.log(rng.standard_gamma(alpha + 1)) + np.log1p(-rng.random(shape)) / alpha, axis=1)
 
 

@@ -8,7 +8,6 @@ import logging
 from typing import Literal
 
 import numpy as np
-from scipy.special import softmax
 
 from coterie.data.dataset import Dataset
 from coterie.data.split import Split, SplitRule, split_rules
@@ -22,6 +21,7 @@ from coterie.data.splits._dealing import (
     require,
     require_positive,
     require_samples,
+    softmax,
 )
 from coterie.data.splits.plain import alike
 

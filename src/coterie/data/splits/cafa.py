@@ -4,7 +4,6 @@ Zhang et al., "Optimizing Federated Learning on Non-IID Data with Clustering and
 """
 
 import numpy as np
-from scipy.special import softmax
 
 from coterie.data.dataset import Dataset
 from coterie.data.split import Split, SplitRule, split_rules
@@ -19,6 +18,7 @@ from coterie.data.splits._dealing import (
     require,
     require_positive,
     require_samples,
+    softmax,
 )
 
 __all__ = ["CAFAClasses", "CAFAMixed"]

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
-from scipy.special import softmax
 
 from coterie.data.dataset import Dataset
 from coterie.data.split import Split, SplitRule, split_rules
@@ -19,6 +18,7 @@ from coterie.data.splits._dealing import (
     require,
     require_positive,
     require_samples,
+    softmax,
     top_up,
 )
 from coterie.errors import unknown

@@ -54,6 +54,20 @@ class Workers:
         pool, net = site.pool, site.net
         shared_memory = Path("/dev/shm")
         self._folder = Path(tempfile.mkdtemp(prefix="coterie-", dir=shared_memory if shared_memory.is_dir() else None))
+        # Started first: they import torch while the samples are put down.
+        tunables = ":".join(filter(None, [_ALLOCATOR, os.environ.get("GLIBC_TUNABLES")]))
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLIBC_TUNABLES": tunables}
+        command = [sys.executable, "-c", "from coterie.engines.simulation.workers import serve; serve()"]
+        self._processes = [
+            subprocess.Popen(
+                [*command, str(self._folder)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                text=True,
+            )
+            for _ in range(count)
+        ]
         tensors = {"x": pool.x, "y": pool.y, "factor": pool.factor, "offset": pool.offset}
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, self._folder / "pool")
         setup = {
@@ -69,19 +83,11 @@ class Workers:
             "path": sys.path,
         }
         wire.write(self._folder / "setup", setup)
-        tunables = ":".join(filter(None, [_ALLOCATOR, os.environ.get("GLIBC_TUNABLES")]))
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLIBC_TUNABLES": tunables}
-        command = [sys.executable, "-c", "from coterie.engines.simulation.workers import serve; serve()"]
-        self._processes = [
-            subprocess.Popen(
-                [*command, str(self._folder)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment,
-                text=True,
-            )
-            for _ in range(count)
-        ]
+        for process in self._processes:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # one that has ended is noticed when it is asked
+                process.stdin.write("\n")
+                process.stdin.flush()
         self._numbers = 0
         self._choosing = threading.Lock()
         self._had: dict[int, int] = {}
@@ -206,6 +212,9 @@ def serve() -> None:
     folder = Path(sys.argv[1])
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a program prints must not get between the answers
+    if not sys.stdin.readline():  # the parent was killed before it had put everything down
+        shutil.rmtree(folder, ignore_errors=True)
+        return
     site = _site(folder)
     for line in sys.stdin:
         module, path, shared = json.loads(line)
