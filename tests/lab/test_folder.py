@@ -286,6 +286,21 @@ def test_checkpoints_take_no_more_than_a_tenth_of_the_time(tmp_path, monkeypatch
 # Bad folders
 
 
+def test_a_run_from_before_a_setting_was_there_goes_on(tmp_path):
+    settings = settings_of("momentum")
+    run(settings, tmp_path / "whole")
+    interrupted(settings, tmp_path / "broken", 3)
+    file = tmp_path / "broken" / "settings.toml"
+    lines = [line for line in file.read_text().splitlines() if not line.startswith(("strict", "insights"))]
+    assert len(lines) == len(file.read_text().splitlines()) - 2
+    file.write_text("\n".join(lines))
+    stricter = Settings.of({**TINY, "server_momentum": 0.9, "strict": True}, "fedavg")[0]
+    with pytest.raises(SettingsError, match=r"computing.strict is False there, True here"):
+        run(stricter, tmp_path / "broken", resume=True)
+    run(settings, tmp_path / "broken", resume=True)
+    assert timeless(StoredRun.read(tmp_path / "broken").summary) == timeless(StoredRun.read(tmp_path / "whole").summary)
+
+
 def test_a_damaged_checkpoint_is_named(tmp_path):
     interrupted(settings_of("local"), tmp_path / "a", after=3)
     (tmp_path / "a/state/checkpoint.safetensors").write_bytes(b"nonsense")
