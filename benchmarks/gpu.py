@@ -31,6 +31,7 @@ from coterie.lab import compare
 from coterie.scoring import Scoring
 from coterie.settings import Settings
 from drawing import store, stored
+from measure import Clock
 
 
 def cnn_32_64(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -227,20 +228,6 @@ class Turns:
 
 
 WAYS = ("graph loop", "loop")
-
-
-class Clock:
-    """Notes when each round of a run is done."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def round_done(self, *_: Any) -> None:
-        """A round is done, and evaluated on the host: the GPU has nothing left to do."""
-        self.times.append(time.perf_counter())
-
-    def run_done(self, *_: Any) -> None:
-        """All rounds are done."""
 
 
 def set_precision(precision: str) -> None:

@@ -12,7 +12,6 @@ import argparse
 import json
 import resource
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +21,9 @@ import torch
 import coterie
 from coterie.scoring import Scoring
 from drawing import PALETTE, draw, new_figure, store, stored
-from measure import measure
+from measure import Clock, measure
 
 CLIENTS = (10, 100, 1000, 10_000)
-
-
-class Clock:
-    """Notes when each round of a run is done."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def round_done(self, *_: Any) -> None:
-        """A round is done."""
-        self.times.append(time.perf_counter())
-
-    def run_done(self, *_: Any) -> None:
-        """All rounds are done."""
 
 
 def measured(method: str, clients: int, rounds: int, device: str) -> dict[str, Any]:

@@ -8,8 +8,23 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-__all__ = ["Measured", "machine", "measure"]
+__all__ = ["Clock", "Measured", "machine", "measure"]
+
+
+class Clock:
+    """Notes when each round of a run is done: evaluated on the host, so that a GPU has nothing left to do."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def round_done(self, *_: Any) -> None:
+        """A round is done."""
+        self.times.append(time.perf_counter())
+
+    def run_done(self, *_: Any) -> None:
+        """All rounds are done."""
 
 
 @dataclass(frozen=True)
