@@ -23,7 +23,8 @@ from coterie.settings import Settings, read_table
 __all__ = ["Campaign", "Outcome", "Results"]
 
 _CLIENTS_AT_ONCE = 640
-"""Clients that take part in a round, over all runs that are computed together; more gain nothing on a GPU."""
+"""Clients that take part in a round, over all runs that are computed together. It bounds memory, and how long it takes
+until the first runs of a large study have ended; other bounds were not tried."""
 
 
 class _TimeUpError(Exception):
@@ -211,4 +212,4 @@ def _telling(given: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
 
 
-_WITHOUT_EFFECT = ("data_dir", "device", "workers", "memory", "engine")
+_WITHOUT_EFFECT = ("data_dir", "device", "workers", "memory", "engine", "strict")
