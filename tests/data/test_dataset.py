@@ -193,3 +193,11 @@ def test_limited_keeps_that_many_in_order(samples, kept, seed):
     values = data.limited(kept, seed).x.ravel()
     assert len(values) == kept
     assert (np.diff(values) > 0).all()
+
+
+@given(values=st.lists(st.integers(0, 255), min_size=1, max_size=4), channels=st.integers(1, 3))
+def test_moments_of_bytes_are_those_of_all_pixels(values, channels):
+    x = np.resize(np.array(values, dtype=np.uint8), (4, channels, 256, 257))  # more than are counted at once
+    mean, deviation = Dataset(x, np.zeros(4, dtype=int)).moments
+    assert mean == pytest.approx(x.mean((0, 2, 3)), abs=1e-9)
+    assert deviation == pytest.approx(x.std((0, 2, 3)), abs=1e-9)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from torch import nn
 
 import coterie
 from coterie import Clients, Models, program
-from coterie.engines.simulation import Computing
+from coterie.engines.simulation import Computing, processes
 from coterie.engines.simulation.workers import take
 from coterie.errors import CoterieError, ProgramError, SettingsError
 from coterie.forms import Vectorised
@@ -234,8 +235,9 @@ def test_every_precision_learns(precision):
 class TestWorkers:
     """Worker processes: the same bits as in process."""
 
-    @pytest.fixture
-    def fed(self):
+    @pytest.fixture(params=[True, False], ids=["forked", "fresh"])
+    def fed(self, request, monkeypatch):
+        monkeypatch.setattr("coterie.engines.simulation.processes._can_fork", lambda: request.param)
         fed = federation(net="cnn", precision="float32", workers=2)
         yield fed
         fed.close()
@@ -275,7 +277,7 @@ class TestWorkers:
         assert sorted(path.name.split("-")[0] for path in folder.iterdir()) == ["call", "call", "pool", "setup"]
         fed.close()
         assert not folder.exists()
-        assert all(process.returncode == 0 for process in processes)
+        assert all(process.code == 0 for process in processes)
 
     def test_workers_end_and_clean_up_when_their_parent_is_killed(self, tmp_path):
         script = tmp_path / "script.py"
@@ -297,6 +299,57 @@ class TestWorkers:
                 return
             time.sleep(0.1)
         pytest.fail("workers or their files are still there")
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+    def test_forks_work_after_their_parent_has_computed_with_many_threads(self, tmp_path):
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import os, torch, coterie\n"
+            "from coterie.engines.simulation import processes\n"
+            "def threads(): return len(os.listdir('/proc/self/task'))\n"
+            "torch.set_num_threads(4)\n"
+            "layer, x = torch.nn.Conv2d(8, 8, 5), torch.rand(64, 8, 32, 32)\n"
+            "layer(x).square().sum().backward()\n"
+            "(torch.rand(500, 500) @ torch.rand(500, 500)).sum()\n"
+            "many, forks = threads() > 3, processes._can_fork()\n"
+            "fed = coterie.simulate('digits', 'iid', 'cnn', clients=4, workers=2)\n"
+            "print('once')\n"
+            "accuracy = coterie.FedAvg(rounds=1).fit(fed).summary['accuracy_mean']\n"
+            "print(many, forks, accuracy > 0.2, threads() > 3)\n"
+        )
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)
+        assert done.stdout.split() == ["once", "True", "True", "True", "True"]
+
+    def test_nothing_is_forked_while_another_thread_runs(self):
+        over = threading.Event()
+        thread = threading.Thread(target=over.wait)
+        thread.start()
+        assert not processes._can_fork()
+        over.set()
+        thread.join()
+
+    @pytest.mark.parametrize("forked", [True, False])
+    def test_what_a_program_prints_is_no_answer(self, forked, tmp_path):
+        (tmp_path / "talk.py").write_text(
+            "import coterie\n"
+            "@coterie.program\n"
+            "def talk(clients):\n"
+            "    print('a word')\n"
+            "    return {'sizes': clients.sizes}\n"
+        )
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import coterie\n"
+            "from coterie.engines.simulation import processes\n"
+            "from talk import talk\n"
+            f"processes._can_fork = lambda: {forked}\n"
+            "print('first', end=' ')\n"
+            "fed = coterie.simulate('digits', 'iid', 'mlp', clients=4, workers=2)\n"
+            "print(fed.run(talk).sizes.tolist() == fed.sizes.tolist())\n"
+        )
+        done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)
+        assert done.stdout == "first True\n"
+        assert set(done.stderr.splitlines()) == {"a word"}
 
 
 def _runs(pid: int) -> bool:

@@ -87,7 +87,7 @@ class Dataset:
         """Mean and deviation of the inputs, per channel."""
         if self.x.dtype == np.uint8:
             values = np.arange(256.0)
-            hits = [np.bincount(self.x[:, channel].reshape(-1), minlength=256) for channel in range(self.shape[0])]
+            hits = [_histogram(self.x[:, channel]) for channel in range(self.shape[0])]
             mean = np.array([hit @ values / hit.sum() for hit in hits])
             spread = [np.sqrt(hit @ (values - m) ** 2 / hit.sum()) for hit, m in zip(hits, mean, strict=True)]
             return mean, np.array(spread)
@@ -117,6 +117,15 @@ class Dataset:
         if not mask.any() or mask.all():
             raise DataError(f"hold_out={share}: leaves {(~mask).sum()} samples to train on, {mask.sum()} to test with")
         return replace(self.subset(~mask), test=replace(self.subset(mask), test=None))
+
+
+def _histogram(values: np.ndarray) -> np.ndarray:
+    """How often each byte occurs, counted in parts: `bincount` makes eight bytes of each, too many for the caches."""
+    flat, part = values.reshape(-1), 1 << 18
+    hits = np.zeros(256, dtype=np.int64)
+    for start in range(0, len(flat), part):
+        hits += np.bincount(flat[start : start + part], minlength=256)
+    return hits
 
 
 def _array(name: str, values: Any) -> np.ndarray:

@@ -1,24 +1,22 @@
 """Worker processes of one thread each, for simulations on a CPU.
 
-A worker is a fresh interpreter that imports Coterie and the modules of the programs it is asked to run, like a real
-site would; so scripts need no `if __name__ == "__main__"`, and nothing is pickled. Calls and results are files in
-shared memory, one line on a pipe says where. The samples are mapped, not copied.
+A worker imports the modules of the programs it is asked to run, like a real site would; so scripts need no
+`if __name__ == "__main__"`, and nothing is pickled. Calls and results are files in shared memory, one line on a pipe
+says where. The samples are mapped, not copied.
 """
 
 import contextlib
 import importlib
 import json
-import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors import safe_open
@@ -28,6 +26,7 @@ from coterie import wire
 from coterie.clients import Round
 from coterie.data.population import Pool, Shard
 from coterie.engines.chunk import Result, Site, run_chunk
+from coterie.engines.simulation.processes import Process, start
 from coterie.errors import CoterieError, ProgramError
 from coterie.federation import Call
 from coterie.forms import form_named
@@ -37,10 +36,6 @@ from coterie.nets import make_net
 from coterie.programs import program_named
 
 __all__ = ["Workers", "serve", "take"]
-
-_ALLOCATOR = f"glibc.malloc.mmap_threshold={32 << 20}:glibc.malloc.trim_threshold={1 << 30}:glibc.malloc.hugetlb=1"
-"""What keeps glibc from giving memory back to the system after every step, to fetch it again in the next one, which can
-be a thousand page faults a step; and lets it use large pages."""
 
 wire.record(Round)
 
@@ -54,20 +49,8 @@ class Workers:
         pool, net = site.pool, site.net
         shared_memory = Path("/dev/shm")
         self._folder = Path(tempfile.mkdtemp(prefix="coterie-", dir=shared_memory if shared_memory.is_dir() else None))
-        # Started first: they import torch while the samples are put down.
-        tunables = ":".join(filter(None, [_ALLOCATOR, os.environ.get("GLIBC_TUNABLES")]))
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLIBC_TUNABLES": tunables}
-        command = [sys.executable, "-c", "from coterie.engines.simulation.workers import serve; serve()"]
-        self._processes = [
-            subprocess.Popen(
-                [*command, str(self._folder)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment,
-                text=True,
-            )
-            for _ in range(count)
-        ]
+        # Started first: they may have to import torch while the samples are put down.
+        self._processes = [start(serve, str(self._folder)) for _ in range(count)]
         tensors = {"x": pool.x, "y": pool.y, "factor": pool.factor, "offset": pool.offset}
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, self._folder / "pool")
         setup = {
@@ -84,10 +67,8 @@ class Workers:
         }
         wire.write(self._folder / "setup", setup)
         for process in self._processes:
-            assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # one that has ended is noticed when it is asked
-                process.stdin.write("\n")
-                process.stdin.flush()
+                process.ask("")
         self._numbers = 0
         self._choosing = threading.Lock()
         self._had: dict[int, int] = {}
@@ -130,7 +111,7 @@ class Workers:
 
     def _attend(
         self,
-        process: subprocess.Popen[str],
+        process: Process,
         waiting: list[int],
         calls: Sequence[Call],
         memories: Sequence[Memory],
@@ -148,15 +129,12 @@ class Workers:
             except Exception as error:
                 results[number] = error
 
-    def _ask(self, process: subprocess.Popen[str], call: Call, memory: Memory, shared: Path) -> Result:
+    def _ask(self, process: Process, call: Call, memory: Memory, shared: Path) -> Result:
         path = self._folder / f"call-{process.pid}"
         wire.write(path, self._content(call, memory))
-        assert process.stdin is not None
-        assert process.stdout is not None
         try:
-            process.stdin.write(json.dumps([call.program.function.__module__, str(path), str(shared)]) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
+            process.ask(json.dumps([call.program.function.__module__, str(path), str(shared)]))
+            line = process.answer()
         except OSError:
             line = ""
         if not line:
@@ -184,9 +162,7 @@ class Workers:
     def close(self) -> None:
         """End the workers and remove their files."""
         for process in self._processes:
-            with contextlib.suppress(OSError):
-                process.stdin.close()  # type: ignore[union-attr]
-            process.stdout.close()  # type: ignore[union-attr]
+            process.close()
         for process in self._processes:
             process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -204,19 +180,17 @@ def take(waiting: list[int], clients: Sequence[int], had: dict[int, int], worker
     return number
 
 
-def serve() -> None:
-    """The life of a worker: answer calls until the pipe is closed, then clean up."""
+def serve(place: str, questions: IO[str], answers: IO[str]) -> None:
+    """The life of a worker: answer calls until nobody can ask any more, then clean up."""
     # Ctrl-C reaches the whole group of processes: the parent decides what happens then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a program prints must not get between the answers
-    if not sys.stdin.readline():  # the parent was killed before it had put everything down
+    folder = Path(place)
+    if not questions.readline():  # the parent was killed before it had put everything down
         shutil.rmtree(folder, ignore_errors=True)
         return
     site = _site(folder)
-    for line in sys.stdin:
+    for line in questions:
         module, path, shared = json.loads(line)
         try:
             importlib.import_module(module)  # registers the program, and the records in its settings
@@ -224,8 +198,8 @@ def serve() -> None:
             answer = {}
         except Exception as error:
             answer = {"error": str(error)}
-        out.write(json.dumps(answer) + "\n")
-        out.flush()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
     # The parent removes the folder when it ends in order; if it was killed, the last worker does.
     time.sleep(0.1)
     shutil.rmtree(folder, ignore_errors=True)
