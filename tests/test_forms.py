@@ -10,7 +10,7 @@ from coterie.clients import Clients, Round
 from coterie.errors import SettingsError
 from coterie.forms import FORMS, Vectorised, form_named
 from coterie.randomness import uniform
-from coterie.training import Lane, LocalTraining, Terms, cross_entropy
+from coterie.training import Lane, LocalTraining, Terms, Work, cross_entropy
 from coterie.weights import Models
 from helpers import close, mlp, normed, resized, world
 
@@ -320,12 +320,12 @@ def test_lanes_with_different_settings_equal_the_same_lanes_alone(form):
     here = world(everything, (7, 3, 12, 5), shape=IMAGES)
     lanes, start = lanes_of(here, LANES), here.models()
     terms = Terms.of(start, torch.tensor([0.0, 0.5, 1.0, 2.0]), None, None, "all")
-    together, losses = form_named(form).train(here.pool, lanes, start, terms, cross_entropy)
+    together, losses = form_named(form).train(Work(here.pool, lanes, start, terms, cross_entropy))
     for number, lane in enumerate(lanes):
         row = slice(number, number + 1)
         pull = 0.0 if number == 0 else [0.0, 0.5, 1.0, 2.0][number]
         own = Terms.of(start[row], pull, None, None, "all")
-        alone, loss = form_named("loop").train(here.pool, [lane], start[row], own, cross_entropy)
+        alone, loss = form_named("loop").train(Work(here.pool, [lane], start[row], own, cross_entropy))
         close(together.parameters[number], alone.parameters[0], WITHIN)
         close(together.buffers[number], alone.buffers[0], WITHIN)
         close(losses[number], loss[0], WITHIN)
@@ -465,7 +465,7 @@ def test_bfloat16_is_near_and_keeps_models_in_full_precision(form):
     here = world(everything, shape=IMAGES, dtype=torch.float32)
     lanes, start = lanes_of(here, [LOCAL] * 4), here.models()
     exact, rough = (
-        form_named(form, half).train(here.pool, lanes, start, Terms(), cross_entropy)[0] for half in (False, True)
+        form_named(form, half).train(Work(here.pool, lanes, start, Terms(), cross_entropy))[0] for half in (False, True)
     )
     assert rough.parameters.dtype == rough.buffers.dtype == torch.float32
     # bfloat16 has 8 bits: 0.4 % of a number, a few of which add up in ten steps.

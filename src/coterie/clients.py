@@ -22,7 +22,7 @@ from coterie.letters import Letter, Letters, checked_content
 from coterie.memory import Memory, Value
 from coterie.nets.net import Net
 from coterie.randomness import generator
-from coterie.training import Lane, LocalTraining, Objective, Terms, Trained, cross_entropy
+from coterie.training import Lane, LocalTraining, Objective, Terms, Trained, Work, cross_entropy
 from coterie.weights import Changes, Models, Stack
 
 __all__ = ["Clients", "Evaluation", "Known", "Round", "new_models"]
@@ -245,11 +245,11 @@ class Clients:
         terms = Terms.of(start, pull, anchor, push, trains)
         if start.net.parameters != self.net.parameters:
             lanes = self._lanes([(*purpose, name, start.net.name) for name in self.names], local, epochs)
-            return self._train(lanes, start, terms, objective, sample_weights)
+            return self._train(Work(self._pool, lanes, start, terms, objective, sample_weights))
         calls = self._training_call()
         keys = [(*purpose, name, call) for name, call in zip(self.names, calls.tolist(), strict=True)]
         lanes = self._lanes(keys, local, epochs)
-        trained = self._train(lanes, start, terms, objective, sample_weights)
+        trained = self._train(Work(self._pool, lanes, start, terms, objective, sample_weights))
         self._add("_steps", torch.tensor([lane.steps for lane in lanes]))
         self._add("_rounds", (calls == 0).long())
         if self._at.keep_last:
@@ -259,7 +259,7 @@ class Clients:
     def adapt(self, start: Models, local: LocalTraining) -> Models:
         """Models after some local training that nobody remembers: for scoring, and for trying something out."""
         lanes = self._lanes([(self._at.seed, "adapt", self.round, name, 0) for name in self.names], local)
-        return self._train(lanes, start, Terms(), cross_entropy, None).models
+        return self._train(Work(self._pool, lanes, start, Terms(), cross_entropy)).models
 
     def _lanes(
         self,
@@ -277,17 +277,10 @@ class Clients:
             for shard, key, number in zip(self._shards, keys, passes, strict=True)
         ]
 
-    def _train(
-        self,
-        lanes: Sequence[Lane],
-        start: Models,
-        terms: Terms,
-        objective: Objective,
-        sample_weights: Tensor | None,
-    ) -> Trained:
-        models, losses = self._form.train(self._pool, lanes, start, terms, objective, sample_weights)
+    def _train(self, work: Work) -> Trained:
+        models, losses = self._form.train(work)
         # As float64: in `steps * rate` whole numbers would be rounded to float32, whatever the models are in.
-        steps = torch.tensor([lane.steps for lane in lanes], dtype=torch.float64, device=self._pool.device)
+        steps = torch.tensor([lane.steps for lane in work.lanes], dtype=torch.float64, device=work.pool.device)
         return Trained(models, steps, losses, self.sizes)
 
     # Evaluating and describing

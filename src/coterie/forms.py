@@ -6,22 +6,20 @@ nets. On a GPU both replay recorded steps (`coterie.graphs`). All agree in float
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from math import ceil
 
 import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from coterie.data.population import Pool
 from coterie.errors import unknown
 from coterie.graphs import Recorder
 from coterie.judging import Questions, judge
 from coterie.nets.layers import Pass
 from coterie.nets.net import Net
-from coterie.training import Batch, Bundle, GradientFunction, Lane, LocalModel, Objective, Terms, train_lanes
+from coterie.training import Batch, Bundle, GradientFunction, Lane, LocalModel, Objective, Work, train_lanes
 from coterie.weights import Models
 
 __all__ = ["FORMS", "Branch", "Form", "Loop", "Vectorised", "form_named"]
@@ -58,15 +56,7 @@ class Form(ABC):
         return torch.autocast(net.device.type, torch.bfloat16, cache_enabled=False)
 
     @abstractmethod
-    def train(
-        self,
-        pool: Pool,
-        lanes: Sequence[Lane],
-        start: Models,
-        terms: Terms,
-        objective: Objective,
-        sample_weights: Tensor | None = None,
-    ) -> tuple[Models, Tensor]:
+    def train(self, work: Work) -> tuple[Models, Tensor]:
         """The trained models [lane] and their losses in the last epoch [lane]."""
 
     def outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
@@ -131,20 +121,14 @@ class Loop(Form):
     about = "one client after another"
     together = False
 
-    def train(
-        self,
-        pool: Pool,
-        lanes: Sequence[Lane],
-        start: Models,
-        terms: Terms,
-        objective: Objective,
-        sample_weights: Tensor | None = None,
-    ) -> tuple[Models, Tensor]:
+    def train(self, work: Work) -> tuple[Models, Tensor]:
         """Train the lanes one by one."""
-        work = _Work(pool, lanes, start, terms, self.gradients(start.net, objective), objective, sample_weights)
-        return _joined(
-            [result for row in range(len(lanes)) for result in train_lanes([work.bundle(slice(row, row + 1))])]
-        )
+        return _joined([result for bundle in self._alone(work) for result in train_lanes([bundle])])
+
+    def _alone(self, work: Work) -> Iterator[Bundle]:
+        """Each lane as a bundle of its own, made when it is asked for."""
+        gradients = self.gradients(work.start.net, work.objective)
+        return (work.bundle(gradients, slice(row, row + 1)) for row in range(len(work.lanes)))
 
     def gradients(self, net: Net, objective: Objective) -> GradientFunction:
         """The gradient of one client alone, which stands in the first and only row."""
@@ -178,22 +162,13 @@ class Branch(Loop):
     about = "clients side by side, each replaying its own recorded steps on a GPU"
     together = True
 
-    def train(
-        self,
-        pool: Pool,
-        lanes: Sequence[Lane],
-        start: Models,
-        terms: Terms,
-        objective: Objective,
-        sample_weights: Tensor | None = None,
-    ) -> tuple[Models, Tensor]:
+    def train(self, work: Work) -> tuple[Models, Tensor]:
         """Train the lanes in turns, a step of each."""
-        recorder = self.recorder_on(pool.device)
+        recorder = self.recorder_on(work.pool.device)
         if recorder is None:
-            return super().train(pool, lanes, start, terms, objective, sample_weights)
-        work = _Work(pool, lanes, start, terms, self.gradients(start.net, objective), objective, sample_weights)
-        bundles = (work.bundle(slice(row, row + 1)) for row in range(len(lanes)))
-        return _joined(train_lanes([recorder.prepared(one, objective, slot) for slot, one in enumerate(bundles)]))
+            return super().train(work)
+        bundles = enumerate(self._alone(work))
+        return _joined(train_lanes([recorder.prepared(bundle, work.objective, slot) for slot, bundle in bundles]))
 
 
 class Vectorised(Form):
@@ -203,26 +178,18 @@ class Vectorised(Form):
     about = "many clients in every operation, in recorded steps on a GPU"
     together = stacked = True
 
-    def train(
-        self,
-        pool: Pool,
-        lanes: Sequence[Lane],
-        start: Models,
-        terms: Terms,
-        objective: Objective,
-        sample_weights: Tensor | None = None,
-    ) -> tuple[Models, Tensor]:
+    def train(self, work: Work) -> tuple[Models, Tensor]:
         """Train all lanes together."""
-        recorder = self.recorder_on(pool.device)
-        if len(lanes) == 1 and not self.strict:
-            return Branch(self.half, recorder).train(pool, lanes, start, terms, objective, sample_weights)
-        work = _Work(pool, lanes, start, terms, self.gradients(start.net, objective), objective, sample_weights)
+        recorder, gradients = self.recorder_on(work.pool.device), self.gradients(work.start.net, work.objective)
+        if len(work.lanes) == 1 and not self.strict:
+            return Branch(self.half, recorder).train(work)
         if not self.strict:
-            return self._trained(work.bundle(slice(None)), objective, recorder)
-        stacks = _stacks(lanes)
-        models, losses = _joined([self._trained(work.bundle(*stack), objective, recorder) for stack in stacks])
+            return self._trained(work.bundle(gradients, slice(None)), work.objective, recorder)
+        stacks = _stacks(work.lanes)
+        bundles = (work.bundle(gradients, *stack) for stack in stacks)
+        models, losses = _joined([self._trained(bundle, work.objective, recorder) for bundle in bundles])
         # Where the result of each lane is. One that fills a stack up is computed several times, always to the same.
-        where = torch.empty(len(lanes), dtype=torch.int64)
+        where = torch.empty(len(work.lanes), dtype=torch.int64)
         where[[lane for chosen, _ in stacks for lane in chosen]] = torch.arange(len(losses))
         return models[where.to(losses.device)], losses[where.to(losses.device)]
 
@@ -287,27 +254,6 @@ def form_named(name: str, half: bool = False, strict: bool = False) -> Form:
 def _tensors(batch: Batch) -> BatchTensors:
     """What the batch consists of, without what it does not have: vmap takes tensors only."""
     return {name: tensor for name, tensor in vars(batch).items() if tensor is not None}
-
-
-@dataclass(frozen=True, eq=False)
-class _Work:
-    """What lanes start from and are told, from which bundles of some of them are made."""
-
-    pool: Pool
-    lanes: Sequence[Lane]
-    start: Models
-    terms: Terms
-    gradients: GradientFunction
-    objective: Objective
-    sample_weights: Tensor | None
-
-    def bundle(self, chosen: slice | list[int], rows: int | None = None) -> Bundle:
-        """Some of the lanes, which take their steps together; with `rows`, in steps of one shape."""
-        weights = None if self.sample_weights is None else self.sample_weights[chosen]
-        lanes = self.lanes[chosen] if isinstance(chosen, slice) else [self.lanes[lane] for lane in chosen]
-        start, terms = self.start[chosen], self.terms.rows(chosen)
-        streams = getattr(self.objective, "batches", 1)
-        return Bundle(self.pool, lanes, start, terms, self.gradients, streams, weights, rows)
 
 
 def _stacks(lanes: Sequence[Lane]) -> list[tuple[list[int], int]]:

@@ -38,6 +38,7 @@ __all__ = [
     "Tables",
     "Terms",
     "Trained",
+    "Work",
     "cross_entropy",
     "train_lanes",
 ]
@@ -328,6 +329,26 @@ def train_lanes(bundles: Sequence[Steps]) -> list[tuple[Models, Tensor]]:
             if number < len(bundle.active):
                 bundle.step(number)
     return [bundle.result() for bundle in bundles]
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What is to be trained: lanes with what they start from and are told."""
+
+    pool: Pool
+    lanes: Sequence[Lane]
+    start: Models
+    terms: Terms
+    objective: Objective
+    sample_weights: Tensor | None = None
+
+    def bundle(self, gradients: GradientFunction, chosen: slice | list[int], rows: int | None = None) -> "Bundle":
+        """Some of the lanes, which take their steps together; with `rows`, in steps of one shape."""
+        weights = None if self.sample_weights is None else self.sample_weights[chosen]
+        lanes = self.lanes[chosen] if isinstance(chosen, slice) else [self.lanes[lane] for lane in chosen]
+        start, terms = self.start[chosen], self.terms.rows(chosen)
+        streams = getattr(self.objective, "batches", 1)
+        return Bundle(self.pool, lanes, start, terms, gradients, streams, weights, rows)
 
 
 class Bundle:

@@ -138,10 +138,10 @@ def test_an_error_of_one_run_is_raised_and_ends_the_others():
 def test_a_training_that_fails_together_is_tried_alone(monkeypatch):
     train = Vectorised.train
 
-    def limited(self, pool, lanes, *rest):
-        if len(lanes) > 4:
+    def limited(self, work):
+        if len(work.lanes) > 4:
             raise RuntimeError("too many")
-        return train(self, pool, lanes, *rest)
+        return train(self, work)
 
     monkeypatch.setattr(Vectorised, "train", limited)
     chosen = settings("fedavg", "local")
@@ -198,10 +198,10 @@ def test_as_many_lanes_are_trained_together_as_fit(monkeypatch):
 def test_when_memory_runs_out_runs_go_on_in_halves(monkeypatch):
     served, train = batches(monkeypatch), Vectorised.train
 
-    def limited(self, pool, lanes, *rest):
-        if len(lanes) > 8:
+    def limited(self, work):
+        if len(work.lanes) > 8:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return train(self, pool, lanes, *rest)
+        return train(self, work)
 
     monkeypatch.setattr(Vectorised, "train", limited)
     compare(settings("fedavg", split_seed=0), seeds=4, together=True)

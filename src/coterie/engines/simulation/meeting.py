@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -21,12 +21,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from coterie.data.population import Pool
 from coterie.engines import settling
 from coterie.forms import Form
 from coterie.graphs import objective_key
 from coterie.judging import Questions, rows_at_once
-from coterie.training import Lane, Objective, Terms
+from coterie.training import Terms, Work
 from coterie.weights import Models
 
 __all__ = ["Meeting"]
@@ -64,31 +63,30 @@ class _Training(_Request):
 
     trains = True
 
-    pool: Pool
-    lanes: Sequence[Lane]
-    start: Models
-    terms: Terms
-    objective: Objective
-    sample_weights: Tensor | None
+    work: Work
 
     def kind(self) -> Hashable:
-        terms = self.terms
+        work, terms = self.work, self.work.terms
         trains = None if terms.trains is None else terms.trains.cpu().numpy().tobytes()
-        there = tuple(part is None for part in (terms.pull, terms.anchor, terms.push, self.sample_weights))
-        optimizer = self.lanes[0].local.optimizer
-        return id(self.pool), id(self.start.net), objective_key(self.objective), optimizer, trains, there
+        there = tuple(part is None for part in (terms.pull, terms.anchor, terms.push, work.sample_weights))
+        optimizer = work.lanes[0].local.optimizer
+        return id(work.pool), id(work.start.net), objective_key(work.objective), optimizer, trains, there
 
     def count(self) -> int:
-        return len(self.lanes)
+        return len(self.work.lanes)
 
     def answer(self, inner: Form, group: Sequence["_Training"]) -> Sequence[tuple[Models, Tensor]]:
-        lanes = [lane for request in group for lane in request.lanes]
-        start = Models.cat([request.start for request in group])
-        weights = [request.sample_weights for request in group if request.sample_weights is not None]
+        works = [request.work for request in group]
+        weights = [work.sample_weights for work in works if work.sample_weights is not None]
         most = max((weight.shape[1] for weight in weights), default=0)
-        joined = torch.cat([pad(weight, (0, most - weight.shape[1])) for weight in weights]) if weights else None
-        terms = Terms.cat([request.terms for request in group])
-        models, losses = inner.train(self.pool, lanes, start, terms, self.objective, joined)
+        joined = replace(
+            self.work,
+            lanes=[lane for work in works for lane in work.lanes],
+            start=Models.cat([work.start for work in works]),
+            terms=Terms.cat([work.terms for work in works]),
+            sample_weights=torch.cat([pad(own, (0, most - own.shape[1])) for own in weights]) if weights else None,
+        )
+        models, losses = inner.train(joined)
         parts = _split(group, *models.tensors, losses)
         return [(Models(models.net, parameters, buffers), loss) for parameters, buffers, loss in parts]
 
@@ -253,7 +251,7 @@ class Meeting:
         for request in group:
             if isinstance(request, _Training):
                 lanes += request.count()
-                rows = max(lane.local.batch or len(lane.index) for lane in request.lanes)
+                rows = max(lane.local.batch or len(lane.index) for lane in request.work.lanes)
                 if parts[-1] and lanes > min(self._fits(rows), self._most):
                     parts.append([])
                     lanes = request.count()
@@ -291,20 +289,9 @@ class _Joined(Form):
         self._inner, self._meeting, self._number = inner, meeting, number
         self.name, self.about, self.together, self.stacked = inner.name, inner.about, inner.together, inner.stacked
 
-    def train(
-        self,
-        pool: Pool,
-        lanes: Sequence[Lane],
-        start: Models,
-        terms: Terms,
-        objective: Objective,
-        sample_weights: Tensor | None = None,
-    ) -> tuple[Models, Tensor]:
+    def train(self, work: Work) -> tuple[Models, Tensor]:
         """Train when all runs want to."""
-        request = _Training(
-            pool=pool, lanes=lanes, start=start, terms=terms, objective=objective, sample_weights=sample_weights
-        )
-        return self._meeting.ask(self._number, self._inner, request)
+        return self._meeting.ask(self._number, self._inner, _Training(work=work))
 
     def outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
         """Run the models when all others are waiting too."""
