@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import traceback
+import warnings
 from collections.abc import Callable
 from typing import IO, NoReturn
 
@@ -75,7 +76,10 @@ def _forked(life: Life, word: str) -> Process:
     (asked, asks), (answered, answers) = os.pipe(), os.pipe()
     sys.stdout.flush()  # or both would write what waits there
     sys.stderr.flush()
-    pid = os.fork()
+    with warnings.catch_warnings():
+        # Newer Pythons warn of any other thread; those that are left here are known (see above).
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
     if not pid:
         os.close(asks)
         os.close(answered)
