@@ -89,6 +89,19 @@ def test_rounds_that_were_not_evaluated_do_not_count():
     assert statistic("rounds_to(accuracy_mean, 0.3)")(run) == 10
 
 
+def test_what_is_counted_at_evaluations_says_how_finely():
+    run = stored(every=5)
+    assert statistic("rounds_to(accuracy_mean, 0.3)").measured(run) == (10, 5)
+    assert statistic("rounds_to(accuracy_mean, 0.2)").measured(run) == (5, 5), "from the start"
+    assert statistic("bytes_to(accuracy_mean, 0.3)").measured(run) == (30_000, 15_000)
+    assert statistic("rounds_to(accuracy_mean, 0.3)").measured(stored()) == (2, 0), "every round was evaluated"
+    assert statistic("bytes_to(accuracy_mean, 0.3)").measured(stored()) == (6000, 0)
+    assert statistic("accuracy_mean").measured(run)[1] == 0
+    assert statistic("rounds_to(accuracy_mean, 0.9)").measured(run) == (None, 0)
+    found = estimate(statistic("rounds_to(accuracy_mean, 0.3)"), [run, stored(seed=1), stored([0.1], seed=2)])
+    assert found.resolution == pytest.approx(5 / 2), "of the runs that have a figure"
+
+
 @pytest.mark.parametrize("value", [None, "fedavg", float("nan"), float("inf"), {}, []])
 def test_what_is_no_number_is_no_figure(value):
     assert statistic("accuracy_mean")(stored(accuracy_mean=value)) is None

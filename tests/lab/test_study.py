@@ -93,6 +93,10 @@ def test_cells_that_are_left_out_say_why():
         ({"tables": [{"title": "T", "rows": ["method"], "values": {"a": "accuracy_mean"}}]}, "split must be among"),
         ({"tables": "x"}, r"write \[\[tables\]\]"),
         ({"figures": [{"title": "F", "kind": "curves", "by": ["splits"]}]}, "did you mean split"),
+        ({"figures": [{"title": "F", "kind": "curves", "where": {"split": "od*"}}]}, "no entry of split fits 'od"),
+        ({"exceptions": [{"where": {"split": "odd"}}]}, "no entry of split fits 'odd'; there are even, skewed"),
+        ({"own": ["Meen"]}, "did you mean Mean"),
+        ({"variants": ["Alon"]}, "did you mean Alone"),
     ],
 )
 def test_what_is_wrong_is_named(wrong, message):
@@ -107,6 +111,14 @@ def test_what_is_wrong_is_named(wrong, message):
         ({"incomparable": {"odd/*": "why"}}, "no place fits 'odd/"),
         ({"reference": {"method": "Mea"}}, "Mea"),
         ({"better": "more"}, "higher"),
+        ({"where": {"splits": "even"}}, "did you mean split"),
+        ({"where": {"split": "odd"}}, "no entry of split fits 'odd'; there are even, skewed"),
+        ({"where": {"method": "Mean"}, "reference": {"method": "Alone"}}, "Alone"),
+        (
+            {"where": {"split": "even"}, "published": {"even/Mean": [1], "skewed/Mean": [1], "skewed/Alone": [2]}},
+            "left out by its where: skewed/Mean, skewed/Alone",
+        ),
+        ({"where": {"split": "even"}, "scaled": {"skewed/*": "how"}}, "no place fits 'skewed/"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_named(wrong, message):
@@ -123,6 +135,11 @@ def test_published_numbers_of_several_values_have_the_value_in_their_place():
         "published": {"even/Mean/worst": [1.5, 0.1]},
     }
     assert study(tables=[table]).tables[0].published == {"even/Mean/worst": [1.5, 0.1]}
+
+
+def test_an_axis_with_one_entry_that_fits_needs_neither_row_nor_column():
+    table = {**content()["tables"][0], "columns": [], "where": {"split": "SKEW*"}, "published": {"skewed/Mean": [1.0]}}
+    assert study(tables=[table]).tables[0].where == {"split": "SKEW*"}
 
 
 def test_a_file_that_is_wrong_is_named(tmp_path):

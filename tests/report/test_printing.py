@@ -24,7 +24,7 @@ from coterie.report.printing import (
     summary_terminal,
     terminal,
 )
-from coterie.report.results import Findings, orderings, result_table, summarised
+from coterie.report.results import Findings, Verdict, orderings, result_table, summarised
 from findings import AXES, example, seeds, table_of
 
 
@@ -103,7 +103,8 @@ def wide(**more):
     """A table with 2 times 7 columns."""
     axes = {"data": ("CIFAR10", "MNIST"), "beta": tuple("1234567"), "method": ("a", "b")}
     spec = table_of(rows=("method",), columns=("data", "beta"), reference={}, **more)
-    return result_table(spec, Findings(axes, {("MNIST", beta, "a"): seeds(0.5) for beta in axes["beta"]}))
+    runs = {(data, beta, "a"): seeds(0.5) for data in axes["data"] for beta in axes["beta"]}
+    return result_table(spec, Findings(axes, runs))
 
 
 def test_what_is_too_wide_for_a_page_is_continued_below():
@@ -127,9 +128,38 @@ def test_a_table_is_parted_between_its_outermost_labels():
 
 
 def test_hidden_columns_are_named():
-    made = wide()
-    assert len(layout(made).head) == 7
-    assert "Not run and not in the paper: CIFAR10/1, CIFAR10/2, " in markdown(made)
+    axes = {"data": ("CIFAR10", "MNIST"), "beta": tuple("123"), "method": ("a", "b")}
+    places = [("MNIST", "1", "a"), ("MNIST", "2", "a"), ("MNIST", "3", "a"), ("CIFAR10", "2", "a")]
+    spec = {"rows": ("method",), "columns": ("data", "beta")}
+    made = bare(axes, {place: seeds(0.5) for place in places}, **spec)
+    assert len(layout(made).head) == 4
+    assert "Not run and not in the paper: CIFAR10/1, CIFAR10/3." in layout(made).remarks
+    some = bare(axes, {("MNIST", "2", "a"): seeds(0.5)}, **spec)
+    assert layout(some).remarks == ("One seed.", "Not run: CIFAR10, 1, 3.")
+
+
+def test_a_step_between_evaluations_is_said_in_every_document():
+    runs = {("a",): seeds(0.9, rounds=20), ("b",): seeds(0.9, rounds=40)}
+    for run in (run for some in runs.values() for run in some):
+        run.rounds[:] = [record for record in run.rounds if record["round"] % 10 == 0]
+
+    def made(value, digits, **published):
+        spec = table_of(rows=("method",), columns=(), percent=False, digits=digits, values={"x": value}, reference={})
+        return result_table(replace(spec, published=published), Findings({"method": ("a", "b")}, runs))
+
+    rounds = made("rounds_to(accuracy_mean, 0.9)", 0, a=[13], b=[29])
+    said = "≈ within 2 standard deviations, rounding or a step between evaluations (10) of the paper's number"
+    assert f"{said}; ≠ further from it." in layout(rounds).remarks
+    for text in (markdown(rounds), html(rounds), " ".join(printed(rounds, 60).split())):
+        assert "a step between evaluations (10)" in text
+    assert "or a step between evaluations (10) of" in latex(rounds)
+    assert [line["resolution"] for line in csv.DictReader(io.StringIO(csv_text([rounds])))] == ["10", "10"]
+    assert [entries[2].text for _, entries in layout(rounds).rows] == ["+7 ≈", "+11 ≠"]
+    # All that the two clients send after the first ten rounds is this.
+    runs["a",][0].rounds[-1]["bytes_up"] += 250_000
+    runs["b",][0].rounds[-1]["bytes_up"] += 500
+    megabits = made("megabits_to(accuracy_mean, 0.9)", 3, a=[2.0], b=[0.007])
+    assert "or a step between evaluations (0.002 to 1.000)" in markdown(megabits)
 
 
 # Summaries
@@ -145,8 +175,7 @@ def test_a_summary_is_printed():
         "| :--- | :--- | :--- | :--- | :--- | :--- |\n"
         "| Accuracy, % | accuracy | AutoCFL | 2 of 2 | 2 of 2 (clearly 2, clearly behind 0) | "
         "0 of 2 (clearly 0, clearly behind 2) |",
-        "- CIFAR10/IID-Im/accuracy: AutoCFL is not ahead of FedAvg at equal steps\n"
-        "- CIFAR10/IID-Im/accuracy: AutoCFL is not ahead of IFCA at equal steps\n",
+        "- CIFAR10/IID-Im/accuracy: AutoCFL is not ahead of FedAvg, IFCA at equal steps\n",
     ]
     out = io.StringIO()
     Console(file=out, width=60).print(summary_terminal(summary))
@@ -347,6 +376,7 @@ def test_csv_has_every_number_in_full(table):
         "published_mean": "44.68",
         "published_std": "0.36",
         "difference": "0.3866666667",
+        "resolution": "",
         "mark": "reproduces",
         "p": "",
         "p_corrected": "",
@@ -371,5 +401,10 @@ def test_whatever_is_missing_a_table_is_printed(there):
     spec, _ = example()
     made = result_table(spec, Findings(AXES, {labels: seeds(0.5, 0.6) for labels in there}, 2))
     check_latex(latex(made))
-    assert markdown(made).count("not run") == csv_text([made]).count(",not run,") == 12 - len(there)
-    assert printed(made, 100).count("not run") == 12 - len(there)
+    shown = sum(cell.verdict is Verdict.NOT_RUN for cell in made.shown)
+    assert markdown(made).count("not run") == printed(made, 100).count("not run") == shown
+    assert csv_text([made]).count(",not run,") == 12 - len(there)
+    for number, axis in enumerate(("data", "setting")):
+        idle = {*AXES[axis]} - {place[number] for place in there} if there else set()
+        assert {*made.idle} & {*AXES[axis]} == idle
+        assert not idle & {cell.place[axis] for cell in made.shown}

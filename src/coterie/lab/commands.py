@@ -181,7 +181,7 @@ def _show(report: "Report") -> None:
     from coterie.report.printing import summary_terminal, terminal
 
     wide = console if console.is_terminal else Console(width=_WIDE)
-    for table in report.tables:
+    for table in report.shown:
         wide.print(terminal(table, wide.width))
     if report.tables:
         wide.print(summary_terminal(report.summary))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import isfinite
 from pathlib import Path
-from typing import Any, NewType, get_type_hints
+from typing import Any, NamedTuple, NewType, TypeVar, get_type_hints
 
 import numpy as np
 
@@ -91,8 +91,13 @@ class Statistic:
 
     def __call__(self, run: StoredRun, peers: Peers | None = None) -> float | None:
         """The figure, or nothing if the run does not have it."""
+        return self.measured(run, peers)[0]
+
+    def measured(self, run: StoredRun, peers: Peers | None = None) -> tuple[float | None, float]:
+        """The figure, and how finely it is measured: 0 if it is exact."""
         function = _functions[self.name]
-        return _number(function.call(run, *((peers or {},) if function.among else ()), *self.arguments))
+        found = function.call(run, *((peers or {},) if function.among else ()), *self.arguments)
+        return (_number(found.value), found.resolution) if isinstance(found, Counted) else (_number(found), 0.0)
 
     @property
     def may_never_be(self) -> bool:
@@ -114,21 +119,32 @@ class Statistic:
         return None
 
 
+class Counted(NamedTuple):
+    """What was counted until an evaluation: rounds, bytes."""
+
+    value: float
+    resolution: float
+    """What came since the evaluation before, as it may have been reached at any time since then. 0 if there was no
+    round between the two."""
+
+
 @dataclass(frozen=True)
 class _Function:
-    call: Callable[..., float | None]
+    call: "Callable[..., Counted | float | None]"
     parameters: Mapping[str, Any]
     among: bool
     may_never_be: bool
 
 
+F = TypeVar("F", bound="Callable[..., Counted | float | None]")
+
 _functions: dict[str, _Function] = {}
 
 
-def _function(name: str, may_never_be: bool = False) -> Callable[[Callable[..., float | None]], Callable[..., Any]]:
+def _function(name: str, may_never_be: bool = False) -> Callable[[F], F]:
     """Register a function of a run, perhaps its peers, and arguments whose kinds are its annotations."""
 
-    def decorate(call: Callable[..., float | None]) -> Callable[..., float | None]:
+    def decorate(call: F) -> F:
         hints = get_type_hints(call)
         given = [parameter for parameter in inspect.signature(call).parameters if parameter not in ("run", "peers")]
         _functions[name] = _Function(call, {one: hints[one] for one in given}, "peers" in hints, may_never_be)
@@ -256,30 +272,39 @@ def _smoothed(run: StoredRun, key: RoundKey, weight: Weight) -> float | None:
 
 
 @_function("rounds_to", may_never_be=True)
-def _rounds_to(run: StoredRun, key: RoundKey, target: float) -> float | None:
+def _rounds_to(run: StoredRun, key: RoundKey, target: float) -> Counted | None:
     """The first evaluated round that reaches the target."""
-    return next((float(number) for number, value in _course(run, key) if value >= target), None)
+    before = 0
+    for number, value in _course(run, key):
+        if value >= target:
+            return Counted(float(number), float(number - before) if number - before > 1 else 0.0)
+        before = number
+    return None
 
 
 @_function("rounds_to_final", may_never_be=True)
-def _rounds_to_final(run: StoredRun, peers: Peers, key: RoundKey, method: str) -> float | None:
+def _rounds_to_final(run: StoredRun, peers: Peers, key: RoundKey, method: str) -> Counted | None:
     """The first evaluated round that reaches what another method has in its last."""
     course = _course(peers[method], key) if method in peers else []
     return _rounds_to(run, key, course[-1][1]) if course else None
 
 
 @_function("bytes_to", may_never_be=True)
-def _bytes_to(run: StoredRun, key: RoundKey, target: float) -> float | None:
+def _bytes_to(run: StoredRun, key: RoundKey, target: float) -> Counted | None:
     """All that was sent, in bytes, until the target is reached."""
-    reached = _rounds_to(run, key, target)
-    return None if reached is None else _at(run, RoundKey("bytes"), int(reached))
+    rounds = _rounds_to(run, key, target)
+    if rounds is None:
+        return None
+    sent = {0: 0.0, **dict(_course(run, "bytes"))}
+    reached, before = int(rounds.value), int(rounds.value - rounds.resolution)
+    return Counted(sent[reached], sent[reached] - sent[before]) if {reached, before} <= sent.keys() else None
 
 
 @_function("megabits_to", may_never_be=True)
-def _megabits_to(run: StoredRun, key: RoundKey, target: float) -> float | None:
+def _megabits_to(run: StoredRun, key: RoundKey, target: float) -> Counted | None:
     """What a client has sent and received on average, in megabits, until the target is reached (FLIS, Table 3)."""
-    amount, clients = _bytes_to(run, key, target), _key(run, "clients")
-    return amount * 8 / 1e6 / clients if amount is not None and clients else None
+    sent, clients = _bytes_to(run, key, target), _key(run, "clients")
+    return Counted(*(amount * 8 / 1e6 / clients for amount in sent)) if sent is not None and clients else None
 
 
 @_function("client")
@@ -355,6 +380,8 @@ class Estimate:
     """The folders of the runs that have a figure."""
     without: tuple[Path, ...] = ()
     """The folders of the runs that have none."""
+    resolution: float = 0.0
+    """How finely it is measured, mean over seeds."""
 
     @property
     def count(self) -> int:
@@ -380,15 +407,18 @@ def estimate(
     A seed counts once, as it is the same run.
     """
     beside = {name: {_seed(run): run for run in others} for name, others in (among or {}).items()}
-    values, found, without = {}, [], []
+    values, found, without, resolutions = {}, [], [], []
     for seed, run in sorted({_seed(run): run for run in runs}.items()):
-        value = what(run, {name: others[seed] for name, others in beside.items() if seed in others})
+        value, resolution = what.measured(
+            run, {name: others[seed] for name, others in beside.items() if seed in others}
+        )
         if value is None:
             without.append(run.path)
         else:
             values[seed] = value
             found.append(run.path)
-    return Estimate(values, tuple(found), tuple(without))
+            resolutions.append(resolution)
+    return Estimate(values, tuple(found), tuple(without), float(np.mean(resolutions)) if resolutions else 0.0)
 
 
 def over_clients(what: Statistic, runs: Iterable[StoredRun]) -> dict[tuple[int, str], float]:

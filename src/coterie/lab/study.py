@@ -26,7 +26,7 @@ from coterie.registry import checked, options
 from coterie.scoring import Scoring
 from coterie.settings import Settings, World, as_toml, read_table
 
-__all__ = ["Cell", "FigureSpec", "Measuring", "Study", "TableSpec", "Task", "matches"]
+__all__ = ["Cell", "FigureSpec", "Measuring", "Study", "TableSpec", "Task", "fitting", "matches"]
 
 Place = tuple[str, ...]
 """Where a run stands: the labels of the axes, in their order."""
@@ -43,6 +43,8 @@ class TableSpec:
     """Axes whose entries are rows, outermost first."""
     columns: tuple[str, ...] = ()
     """Axes whose entries are columns, outermost first."""
+    where: Mapping[str, str] = field(default_factory=dict)
+    """Patterns of the entries that are shown, counted and compared, by axis; of an axis that is not named, all."""
     percent: bool = False
     """Whether values are shares, shown as percentages."""
     better: Literal["higher", "lower", ""] = ""
@@ -197,6 +199,11 @@ class Study:
     cost: str = ""
     sources: Mapping[str, str] = field(default_factory=dict)
     """Where choices come from that the paper leaves open."""
+    own: tuple[str, ...] = ()
+    """Which entries of the axis `method` are the paper's own, whose lead over all others is counted. If nothing is
+    said, they are those whose methods are named like the paper."""
+    variants: tuple[str, ...] = ()
+    """Which are neither its own nor others to be ahead of, such as another reading of the paper."""
     modules: tuple[str, ...] = ()
     """Python modules that are imported first: they register own methods, splits or measures. They may lie beside the
     study's file."""
@@ -282,15 +289,18 @@ class Study:
         for axis, entries in self.axes.items():
             if not isinstance(entries, Mapping) or not all(isinstance(entry, Mapping) for entry in entries.values()):
                 raise SettingsError(f"axes.{axis}: write [axes.{axis}.LABEL] with options below it")
+        for label in (*self.own, *self.variants):
+            if label not in self.axes["method"]:
+                raise unknown("entry of axes.method in own or variants", label, self.axes["method"])
         for exception in self.exceptions:
-            self._check_axes(exception.where, "exceptions")
+            self._check_where(exception.where, "exceptions")
         for cell in self.cells():
             self._check_cell(cell)
-        places = {cell.title for cell in self.cells()}
         for table in self.tables:
-            self._check_table(table, places)
+            self._check_table(table)
         for figure in self.figures:
-            self._check_axes((*figure.by, *figure.where), f"figure {figure.title!r}")
+            self._check_axes(figure.by, f"figure {figure.title!r}")
+            self._check_where(figure.where, f"figure {figure.title!r}")
 
     def _check_cell(self, cell: Cell) -> None:
         if ("method" in cell.options) == ("measure" in cell.options):
@@ -302,28 +312,48 @@ class Study:
         except CoterieError as error:
             raise SettingsError(f"{cell.title}: {error}") from error
 
-    def _check_table(self, table: TableSpec, places: set[str]) -> None:
+    def _check_table(self, table: TableSpec) -> None:
         where = f"table {table.title!r}"
         if not table.values:
             raise SettingsError(f"{where}: no values; write [tables.values] with label = statistic")
         for text in table.values.values():
             statistic(text)
         self._check_axes((*table.rows, *table.columns), where, more=("value",))
-        shown = (*table.rows, *table.columns)
+        self._check_where(table.where, where)
+        shown, entries = (*table.rows, *table.columns), fitting(self.axes, table.where)
         for axis in self.axes:
-            if shown.count(axis) != 1 and not (axis not in shown and len(self.axes[axis]) == 1):
+            if shown.count(axis) != 1 and not (axis not in shown and len(entries[axis]) == 1):
                 raise SettingsError(f"{where}: {axis} must be among its rows or columns, once")
         for axis, label in table.reference.items():
             self._check_axes([axis], where)
-            if label not in self.axes[axis]:
-                raise unknown(f"{axis} of {where}", label, self.axes[axis])
-        known = places if len(table.values) == 1 else {f"{place}/{value}" for place in places for value in table.values}
+            if label not in entries[axis]:
+                raise unknown(f"{axis} of {where}", label, entries[axis])
+        self._check_places(table, where)
+
+    def _check_places(self, table: TableSpec, where: str) -> None:
+        """Refuse numbers and remarks of places that are not in a table."""
+        several = len(table.values) > 1
+        every, known = set(), set()
+        for cell in self.cells():
+            names = {f"{cell.title}/{value}" for value in table.values} if several else {cell.title}
+            every |= names
+            known |= names if matches(cell.place, table.where) else set()
+        outside = [place for place in table.published if place in every - known]
+        if outside:
+            raise SettingsError(f"{where}: published, but left out by its where: {', '.join(outside)}")
         for place in table.published:
             if place not in known:
                 raise unknown(f"place of a published number in {where}", place, known)
         for pattern in (*table.incomparable, *table.scaled):
             if not any(fnmatchcase(place, pattern) for place in known):
                 raise SettingsError(f"{where}: no place fits {pattern!r}")
+
+    def _check_where(self, wanted: Mapping[str, str], where: str) -> None:
+        self._check_axes(wanted, where)
+        for axis, found in fitting(self.axes, wanted).items():
+            if not found:
+                there = ", ".join(self.axes[axis])
+                raise SettingsError(f"{where}: no entry of {axis} fits {wanted[axis]!r}; there are {there}")
 
     def _check_axes(self, named: Iterable[str], where: str, more: Sequence[str] = ()) -> None:
         for axis in named:
@@ -341,6 +371,14 @@ def matches(place: Mapping[str, str], wanted: Mapping[str, str], also: Mapping[s
         )
         for axis, pattern in wanted.items()
     )
+
+
+def fitting(axes: Mapping[str, Iterable[str]], wanted: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """The entries of every axis that fit the pattern that is wanted there; where nothing is, all of them."""
+    return {
+        axis: tuple(label for label in entries if axis not in wanted or matches({axis: label}, {axis: wanted[axis]}))
+        for axis, entries in axes.items()
+    }
 
 
 def _import(modules: Any, beside: Path) -> None:

@@ -139,8 +139,7 @@ def _joined(pieces: Sequence[range], fits: Callable[[range], bool]) -> Iterator[
 def layout(table: ResultTable) -> Layout:
     """What is shown where."""
     common = _common_notes(table)
-    cells = [table.cells[row, column] for row in table.rows for column in table.columns]
-    listed = [note for cell in cells for note in (*cell.notes, *cell.paper_notes) if note not in common]
+    listed = [note for cell in table.shown for note in (*cell.notes, *cell.paper_notes) if note not in common]
     letters = {note: _letter(number) for number, note in enumerate(dict.fromkeys(listed))}
     fields = [(column, part) for column in table.columns for part in _parts(table, column)]
     rows = []
@@ -211,7 +210,7 @@ def _signed(value: float, digits: int) -> str:
 
 def _remarks(table: ResultTable, common: Sequence[str]) -> Iterator[str]:
     """What is written below a table."""
-    cells = [table.cells[row, column] for row in table.rows for column in table.columns]
+    cells = table.shown
     seeds = max((cell.ours.count for cell in cells), default=0)
     if seeds > 1:
         yield f"Mean ± standard deviation over {seeds} seeds."
@@ -232,7 +231,9 @@ def _remarks(table: ResultTable, common: Sequence[str]) -> Iterator[str]:
         yield "Bold: the best of the methods compared" + (
             ", among ours and among the paper's." if table.has_published else "."
         )
-    if table.hidden:
+    if table.idle:
+        yield f"Not run: {', '.join(table.idle)}."
+    if table.hidden and table.begun:
         yield f"Not run and not in the paper: {', '.join('/'.join(labels) for labels in table.hidden)}."
     for note in common:
         yield f"All of ours: {note}."
@@ -476,7 +477,7 @@ def _claims(summary: Summary) -> list[list[str]]:
 
 def summary_terminal(summary: Summary) -> Group:
     """What a study comes to, for a terminal."""
-    drawn = ruled("Comparisons in which the paper's method is ahead of a baseline")
+    drawn = ruled("Comparisons with baselines in which a method is ahead")
     for name in _CLAIMS:
         drawn.add_column(Text(name), overflow="fold")
     for line in _claims(summary):
@@ -519,6 +520,7 @@ def csv_text(tables: Sequence[ResultTable]) -> str:
                     _plain(paper.mean),
                     _plain(paper.deviation),
                     _plain(cell.difference),
+                    _plain(cell.resolution or None),
                     cell.verdict.value,
                     _plain(test.t_test if test else None),
                     _plain(cell.probability),
@@ -532,7 +534,7 @@ def csv_text(tables: Sequence[ResultTable]) -> str:
 
 _CSV = (
     *("value", "statistic", "mean", "std", "seeds", "published_mean", "published_std"),
-    *("difference", "mark", "p", "p_corrected", "p_wilcoxon", "notes", "runs"),
+    *("difference", "resolution", "mark", "p", "p_corrected", "p_wilcoxon", "notes", "runs"),
 )
 
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from coterie.lab.campaign import Results
 from coterie.lab.folder import StoredRun
 from coterie.lab.statistics import Estimate, PairedTest, Statistic, estimate, holm, over_clients, paired, statistic
-from coterie.lab.study import Study, TableSpec
+from coterie.lab.study import Study, TableSpec, fitting
 
 __all__ = [
     "METHOD",
@@ -88,6 +88,8 @@ class ResultCell:
     deviation: float | None
     never: bool = False
     """Whether there are runs, and what is counted did not happen in any."""
+    resolution: float = 0.0
+    """How finely ours is measured; 0 if it is exact."""
     difference: float | None = None
     """Ours less the paper's, where the two can be compared."""
     notes: tuple[str, ...] = ()
@@ -125,10 +127,12 @@ class ResultTable:
     column_axes: tuple[str, ...]
     rows: tuple[Labels, ...]
     columns: tuple[Labels, ...]
+    idle: Labels
+    """Entries, such as data sets, that are not shown as nothing of them was run, though something of others was."""
     hidden: tuple[Labels, ...]
-    """Columns that are not shown: nothing in them was run, and the paper has nothing there."""
+    """Columns besides that are not shown: nothing in them was run, and the paper has nothing there."""
     cells: Mapping[tuple[Labels, Labels], ResultCell]
-    """By labels of row and column, with those of hidden ones."""
+    """By labels of row and column, with those that are not shown."""
     values: Mapping[str, Statistic]
     percent: bool
     digits: int
@@ -139,14 +143,33 @@ class ResultTable:
     pairs: Literal["seeds", "clients"] = "seeds"
 
     @property
+    def shown(self) -> list[ResultCell]:
+        """The cells of the rows and columns that are shown."""
+        return [self.cells[row, column] for row in self.rows for column in self.columns]
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything of it was run."""
+        return any(cell.ours.runs or cell.ours.without for cell in self)
+
+    @property
     def has_published(self) -> bool:
-        """Whether the paper has any of these numbers."""
-        return any(cell.published for cell in self.cells.values())
+        """Whether the paper has any of the numbers that are shown."""
+        return any(cell.published for cell in self.shown)
 
     @property
     def tolerance(self) -> str:
         """When a number reproduces the paper's, in words."""
-        return f"within {_DEVIATIONS:g} standard deviations or {f'{_POINTS:g} points' if self.percent else 'rounding'}"
+        deviations, least = (
+            f"{_DEVIATIONS:g} standard deviations",
+            f"{_POINTS:g} points" if self.percent else "rounding",
+        )
+        judged = [cell for cell in self.shown if cell.verdict in (Verdict.REPRODUCES, Verdict.DIFFERS)]
+        steps = sorted(cell.resolution for cell in judged if cell.resolution)
+        if not steps:
+            return f"within {deviations} or {least}"
+        ends = dict.fromkeys(f"{step:.{self.digits}f}" for step in (steps[0], steps[-1]))
+        return f"within {deviations}, {least} or a step between evaluations ({' to '.join(ends)})"
 
     def __iter__(self) -> Iterator[ResultCell]:
         """All cells, in the order of the study."""
@@ -177,9 +200,9 @@ class Findings:
         }
         return cls(axes, results.runs, results.seeds, results.skipped)
 
-    def places(self) -> Iterator[dict[str, str]]:
-        """Every combination of labels."""
-        for labels in product(*self.axes.values()):
+    def places(self, where: Mapping[str, str]) -> Iterator[dict[str, str]]:
+        """Every combination of labels that fit the patterns of their axes."""
+        for labels in product(*fitting(self.axes, where).values()):
             yield dict(zip(self.axes, labels, strict=True))
 
     def beside(self, place: Mapping[str, str]) -> dict[str, Sequence[StoredRun]]:
@@ -189,22 +212,32 @@ class Findings:
 
 
 def study_tables(results: Results, pairs: Literal["seeds", "clients"] = "seeds") -> list[ResultTable]:
-    """All tables of a study."""
+    """All tables of a study that have any of the cells that were asked for."""
     findings = Findings.of(results)
-    return [result_table(spec, findings, pairs) for spec in results.study.tables]
+    return [
+        result_table(spec, findings, pairs)
+        for spec in results.study.tables
+        if all(fitting(findings.axes, spec.where).values())
+    ]
 
 
 def result_table(spec: TableSpec, findings: Findings, pairs: Literal["seeds", "clients"] = "seeds") -> ResultTable:
     """A table of a study. Tests against the reference pair seeds, or clients under the same seed."""
     values = _statistics(spec)
-    cells = [_cell(spec, findings, place, label, what) for place in findings.places() for label, what in values.items()]
+    cells = [
+        _cell(spec, findings, place, label, what)
+        for place in findings.places(spec.where)
+        for label, what in values.items()
+    ]
     cells = _tested(spec, findings, _marked(spec, cells), values, pairs)
-    row_axes, column_axes = _shown_axes(spec, findings.axes)
+    row_axes, column_axes = _shown_axes(spec, fitting(findings.axes, spec.where))
     placed = {(_position(cell, row_axes), _position(cell, column_axes)): cell for cell in cells}
-    rows = {row for (row, _), cell in placed.items() if _asked(cell)}
-    columns = {column for (_, column), cell in placed.items() if _asked(cell)}
+    idle = _idle(findings, cells)
+    asked = {at: cell for at, cell in placed.items() if _asked(cell) and not idle & {*cell.place.items()}}
+    rows = {row for row, _ in asked}
+    columns = {column for _, column in asked}
     # Width is scarce: columns without a number are only named, unless there is none anywhere.
-    filled = {column for (_, column), cell in placed.items() if _filled(cell)} or columns
+    filled = {column for (_, column), cell in asked.items() if _filled(cell)} or columns
     by_column = _order(findings, values, column_axes)
     return ResultTable(
         title=spec.title,
@@ -213,6 +246,7 @@ def result_table(spec: TableSpec, findings: Findings, pairs: Literal["seeds", "c
         column_axes=column_axes,
         rows=tuple(sorted(rows, key=_order(findings, values, row_axes))),
         columns=tuple(sorted(filled, key=by_column)),
+        idle=tuple(label for axis, labels in findings.axes.items() for label in labels if (axis, label) in idle),
         hidden=tuple(sorted(columns - filled, key=by_column)),
         cells=placed,
         values=values,
@@ -233,6 +267,17 @@ def _asked(cell: ResultCell) -> bool:
 def _filled(cell: ResultCell) -> bool:
     """Whether a cell shows a number, ours or the paper's."""
     return bool(cell.published) or cell.verdict not in (Verdict.NOT_RUN, Verdict.LEFT_OUT)
+
+
+def _idle(findings: Findings, cells: Sequence[ResultCell]) -> set[tuple[str, str]]:
+    """Axes and entries of which nothing was run, though something of other entries of the axis was.
+
+    Methods are not among them, as a table is there to compare them.
+    """
+    entries = {item for cell in cells for item in cell.place.items() if item[0] != METHOD}
+    busy = {item for cell in cells for item in cell.place.items() if findings.runs.get(cell.labels)}
+    waiting = {item for cell in cells for item in cell.place.items() if cell.verdict is Verdict.NOT_RUN}
+    return (entries & waiting) - busy if busy else set()
 
 
 def _statistics(spec: TableSpec) -> dict[str, Statistic]:
@@ -287,6 +332,7 @@ def _cell(spec: TableSpec, findings: Findings, place: Mapping[str, str], value: 
         mean=mean,
         deviation=deviation,
         never=what.may_never_be and not ours.count and bool(ours.without),
+        resolution=ours.resolution * unit,
         notes=_notes(what, ours, runs, findings.seeds, scaled) if runs else (left_out,) if left_out else (),
         paper_notes=_fitting(spec.incomparable, name) if published else (),
     )
@@ -328,7 +374,7 @@ def _judged(spec: TableSpec, cell: ResultCell, scaled: bool) -> ResultCell:
         spread = hypot(cell.deviation or 0.0, paper.deviation or 0.0)
         # What is no percentage is allowed what rounding took from the printed number.
         least = _POINTS if spec.percent else 0.5 * 10.0**-spec.digits
-        agree = abs(difference) <= max(_DEVIATIONS * spread, least) + 1e-9
+        agree = abs(difference) <= max(_DEVIATIONS * spread, least, cell.resolution) + 1e-9
     verdict = Verdict.SCALED if scaled else Verdict.REPRODUCES if agree else Verdict.DIFFERS
     return replace(cell, verdict=verdict, difference=difference)
 
@@ -406,18 +452,19 @@ class Ordering:
     """Of paired t-tests over seeds, at equal rounds and at equal steps, corrected for all orderings of the table."""
 
 
-def orderings(spec: TableSpec, findings: Findings, own: Sequence[str]) -> list[Ordering]:
-    """The paper's `own` methods against each other method of a table that says what is better.
+def orderings(spec: TableSpec, findings: Findings, own: Sequence[str], variants: Sequence[str] = ()) -> list[Ordering]:
+    """The paper's `own` methods against each other method, but for `variants`, of a table that says what is better.
 
     A figure of the last round is taken at equal steps too, whether or not the table shows it.
     """
     if not spec.better:
         return []
     sign = 1.0 if spec.better == "higher" else -1.0
-    methods = findings.axes.get(METHOD, ())
+    methods = fitting(findings.axes, spec.where).get(METHOD, ())
+    compared = [*product((m for m in methods if m in own), (m for m in methods if m not in (*own, *variants)))]
     found: list[Ordering] = []
     raw: list[tuple[float | None, float | None]] = []
-    for place in findings.places():
+    for place in findings.places(spec.where):
         # Each place once, whatever the method in it.
         if not methods or place[METHOD] != methods[0]:
             continue
@@ -430,7 +477,7 @@ def orderings(spec: TableSpec, findings: Findings, own: Sequence[str]) -> list[O
                 {name: estimate(one, beside[name], beside) for name in beside} if one else {}
                 for one in (what, what.at_equal_steps)
             )
-            for method, baseline in product(own, (name for name in methods if name not in own)):
+            for method, baseline in compared:
                 printed = [
                     spec.published.get(_name(spec, {**place, METHOD: name}, value)) for name in (method, baseline)
                 ]
@@ -496,6 +543,8 @@ class Summary:
     unpublished_not_run: int
     """Cells without a published number that were not run either."""
     orderings: tuple[Ordering, ...]
+    not_begun: tuple[str, ...] = ()
+    """Titles of tables of which nothing was run, though something of others was."""
 
     @property
     def published(self) -> int:
@@ -526,18 +575,23 @@ class Summary:
             said.append(f"{self.published} published numbers: {counts}.")
         if self.unpublished_not_run:
             said.append(f"{self.unpublished_not_run} further cells were not run.")
+        if self.not_begun:
+            said.append(f"Tables without a run: {'; '.join(self.not_begun)}.")
         return said
 
     def reversals(self) -> list[str]:
         """Where the paper has its method ahead and our runs have the baseline ahead or level."""
-        said = []
+        found: dict[tuple[str, str, str], list[str]] = {}
         for one in self.orderings:
             ours = {"at equal rounds": one.at_equal_rounds, "at equal steps": one.at_equal_steps}
             at = [words for words, ahead in ours.items() if ahead is False]
             if one.published and at:
                 where = "/".join((*one.place, one.value))
-                said.append(f"{where}: {one.method} is not ahead of {one.baseline} {' and '.join(at)}")
-        return said
+                found.setdefault((where, one.method, " and ".join(at)), []).append(one.baseline)
+        return [
+            f"{where}: {method} is not ahead of {', '.join(baselines)} {at}"
+            for (where, method, at), baselines in found.items()
+        ]
 
 
 def _tally(states: Sequence[tuple[bool | None, float | None]]) -> Tally:
@@ -561,17 +615,22 @@ _WORDS = {
 
 
 def own_methods(study: Study) -> tuple[str, ...]:
-    """The labels of the methods that are the paper's own: those named like it, such as `flis-dc` of `flis`."""
+    """The labels of the methods that are the paper's own: as the study says, or those named like the paper, such as
+    `flis-dc` of `flis`, that are no variants."""
+    if study.own:
+        return study.own
     named = {label: str(options.get("method", "")) for label, options in study.axes[METHOD].items()}
     paper = study.paper
-    return tuple(label for label, name in named.items() if paper and (name == paper or name.startswith(f"{paper}-")))
+    like = [label for label, name in named.items() if paper and (name == paper or name.startswith(f"{paper}-"))]
+    return tuple(label for label in like if label not in study.variants)
 
 
 def study_summary(results: Results) -> Summary:
     """What a study comes to: its numbers beside the paper's, and whether the paper's methods are ahead."""
-    findings, own = Findings.of(results), own_methods(results.study)
-    found = [one for spec in results.study.tables for one in orderings(spec, findings, own)]
-    return summarised(results.study.name, study_tables(results), found)
+    findings, study = Findings.of(results), results.study
+    own = own_methods(study)
+    found = [one for spec in study.tables for one in orderings(spec, findings, own, study.variants)]
+    return summarised(study.name, study_tables(results), found)
 
 
 def summarised(name: str, tables: Sequence[ResultTable], found: Sequence[Ordering] = ()) -> Summary:
@@ -579,4 +638,5 @@ def summarised(name: str, tables: Sequence[ResultTable], found: Sequence[Orderin
     cells = [cell for table in tables for cell in table]
     verdicts = Counter(cell.verdict for cell in cells if cell.published)
     idle = sum(cell.verdict is Verdict.NOT_RUN for cell in cells if not cell.published)
-    return Summary(name, {verdict: verdicts[verdict] for verdict in _WORDS}, idle, tuple(found))
+    later = [table.title for table in tables if not table.begun] if any(table.begun for table in tables) else []
+    return Summary(name, {verdict: verdicts[verdict] for verdict in _WORDS}, idle, tuple(found), tuple(later))

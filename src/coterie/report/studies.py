@@ -24,6 +24,11 @@ class Report:
     tables: list[ResultTable]
     summary: Summary
 
+    @property
+    def shown(self) -> list[ResultTable]:
+        """The tables of which anything was run, or all if nothing was of any; the summary names the others."""
+        return [table for table in self.tables if table.begun] or self.tables
+
 
 def check_figures(study: Study) -> None:
     """Refuse kinds of figures that do not exist, and options that they do not have."""
@@ -37,10 +42,10 @@ def write_study(results: Results, out: Path) -> Report:
     stem = study.name.replace("/", "-")
     for folder in ("tables", "figures"):
         (out / folder).mkdir(parents=True, exist_ok=True)
-    parts = [f"# {_heading(study)}", *map(printing.markdown, report.tables), printing.summary_markdown(report.summary)]
+    parts = [f"# {_heading(study)}", *map(printing.markdown, report.shown), printing.summary_markdown(report.summary)]
     texts = {
         "md": "\n\n".join(parts) + "\n",
-        "tex": "\n\n".join(map(printing.latex, report.tables)) + "\n",
+        "tex": "\n\n".join(map(printing.latex, report.shown)) + "\n",
         "csv": printing.csv_text(report.tables),
     }
     for ending, text in texts.items() if report.tables else ():
@@ -68,7 +73,7 @@ def _write_page(path: Path, results: Results, report: Report, figures: list[tupl
     study = results.study
     done = sum(map(len, results.runs.values()))
     lead = f"{study.about} {done} of {results.seeds * len(results.runs)} runs are done.".strip()
-    sections: list[page.Section] = [(table.title, printing.html(table)) for table in report.tables]
+    sections: list[page.Section] = [(table.title, printing.html(table)) for table in report.shown]
     if sections:
         said = [*report.summary.lines(), *report.summary.reversals()]
         sections.append(("What it comes to", "".join(map(page.paragraph, said))))
