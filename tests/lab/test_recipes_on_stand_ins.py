@@ -8,6 +8,7 @@ import standins
 from coterie.data import sources
 from coterie.fitting import fit
 from coterie.lab.recipes import names, recipe
+from coterie.report.results import own_methods
 from coterie.settings import Settings
 
 PAPERS = ("cfic", "flis", "slfed")
@@ -93,6 +94,25 @@ def test_a_recipe_says_where_it_comes_from_and_what_it_costs(name):
     assert all(table.scaled for table in study.tables) == experiment.endswith("-scaled")
     if study.methods:
         assert {"rounds", "epochs", "batch", "rate", "clients", "net"} <= set(study.sources)
+
+
+def test_leads_are_counted_of_a_papers_own_methods_and_not_of_variants():
+    own = {name: own_methods(recipe(name)) for name in names()}
+    both = ("FLIS (DC)", "FLIS (HC)")
+    expected = {("AutoCFL",), ("weighted",), ("CAFA",), ("CFIC",), ("FLIS (DC)",), both, ("SLFed",)}
+    assert {labels for labels in own.values() if labels} == expected
+    assert not any({*labels} & {*recipe(name).variants} for name, labels in own.items())
+
+
+def test_every_target_of_flis_is_asked_of_its_data_alone():
+    tables = recipe("flis/table3").tables
+    assert [(table.where["data"], table.where["skew"]) for table in tables] == [
+        (data, skew) for data in ("FMNIST", "CIFAR-10", "CIFAR-100", "SVHN") for skew in ("20 %", "30 %")
+    ]
+    for table in tables:
+        assert len(table.published) == 9
+        counted = "rounds_to(" if table.where["skew"] == "20 %" else "megabits_to("
+        assert all(text.startswith(counted) for text in table.values.values())
 
 
 @pytest.mark.parametrize("name", RECIPES)
