@@ -97,6 +97,17 @@ def test_cells_that_are_left_out_say_why():
         ({"exceptions": [{"where": {"split": "odd"}}]}, "no entry of split fits 'odd'; there are even, skewed"),
         ({"own": ["Meen"]}, "did you mean Mean"),
         ({"variants": ["Alon"]}, "did you mean Alone"),
+        ({"figures": [{"title": "F", "kind": "curves", "panels": ["splits"]}]}, "axis of figure 'F' 'splits': did you"),
+        ({"figures": [{"title": "F", "kind": "curves", "panels": "split"}]}, "panels='split'"),
+        (
+            {"figures": [{"title": "F", "kind": "curves", "by": ["split"], "panels": ["split"]}]},
+            "figure 'F': split must be in by or in panels, once",
+        ),
+        ({"figures": [{"title": "F", "kind": "curves", "panels": ["split", "split"]}]}, "in panels, once"),
+        (
+            {"figures": [{"title": "F", "kind": "curves", "panels": ["split", "method", "split"]}]},
+            "panels by split, method, split: at most two axes, rows and columns; others go into by",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(wrong, message):

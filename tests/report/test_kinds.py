@@ -15,7 +15,7 @@ from coterie.lab.campaign import Results
 from coterie.lab.folder import StoredRun
 from coterie.lab.study import FigureSpec
 from coterie.registry import options
-from coterie.report.figures import NotRecordedError, draw, kinds, save, svg
+from coterie.report.figures import NotRecordedError, Plot, asked, draw, kinds, save, svg
 from coterie.report.figures.records import gains, setting
 
 
@@ -176,8 +176,20 @@ def test_titles_are_inside_of_the_figure_and_over_nothing_else(kind, count):
         box = text.get_window_extent()
         assert box.x1 <= figure.bbox.x1 + 1, text.get_text()
         assert box.y1 <= figure.bbox.y1 + 1
-        for legend in figure.legends:
+        legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
+        for legend in legends if text is not figure._suptitle else figure.legends:
             assert not box.overlaps(legend.get_window_extent()), text.get_text()
+
+
+@pytest.mark.parametrize("beside", [1, 7])
+def test_titles_are_broken_only_where_they_must_be_and_only_between_words(beside):
+    runs = {f"method {number}": [stored(rounds=evaluated(0.1, 0.2))] for number in range(beside)}
+    short = "Accuracy over local steps, CIFAR10, NonIID-La-Im"
+    assert titles(drawn("curves", runs, short)) == [short]  # over the legend too
+    long = " ".join(["Accuracy", *["NonIID-La-Im"] * 9])
+    (broken,) = titles(drawn("curves", runs, long))
+    assert broken.split() == long.split()
+    assert 1 < len(broken.splitlines()) < 4
 
 
 # Curves
@@ -505,7 +517,7 @@ def test_gains_leave_out_who_was_not_scored():
 def test_every_method_is_in_the_legend_of_gains():
     runs = {name: [stored(name, clients=with_accuracies(0.5, 0.6))] for name in ("local", "fedavg", "ifca", "cafa")}
     figure = drawn("gain", runs)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["fedavg", "ifca", "cafa", "local"]
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["fedavg", "ifca", "cafa", "local"]
     assert titles(figure) == ["Gain over local", "Gain over fedavg"]
 
 
@@ -560,9 +572,174 @@ def test_a_figure_without_records_is_left_out_with_a_word(caplog):
 def test_recipes_ask_for_figures_that_exist():
     for name in recipes.names():
         for spec in recipes.recipe(name).figures:
-            kinds.make(spec.kind, **spec.options)
+            asked(spec)
 
 
 def test_a_wrong_option_of_a_study_is_refused():
     with pytest.raises(SettingsError, match="smooth=2"):
         draw(FigureSpec("Curves", "curves", options={"smooth": 2}), results(M="ifca"))
+
+
+# Panels of studies
+
+PLOTS = ("bars", "curves", "loss-variance", "silhouette", "spread", "sweep")
+
+
+def paneled(*axes, runs=None, kind="curves", **told):
+    """The one figure of a study whose panels are by these axes, after it has been drawn without a warning."""
+    ((_, figure),) = draw(FigureSpec("Grid", kind, panels=axes, options=told), runs or results(M="ifca", N="fedavg"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        svg(figure)
+    return figure
+
+
+def shown_numbers(axes, which):
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    return axis.get_tick_params()["labelbottom" if which == "x" else "labelleft"]
+
+
+def test_these_kinds_can_be_panels():
+    assert tuple(kind for kind in kinds if issubclass(kinds[kind], Plot)) == PLOTS
+
+
+def test_a_grid_has_a_row_for_each_entry_of_one_axis_and_a_column_for_each_of_another():
+    figure = paneled("data", "method")
+    assert [axes.get_subplotspec().get_gridspec().get_geometry() for axes in figure.axes] == [(2, 2)] * 4
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["M", "N", "", ""]
+    assert [axes.get_ylabel() for axes in figure.axes] == ["X", "", "Y", ""]
+    assert (figure.get_suptitle(), figure.get_supxlabel()) == ("Grid", "round")
+    assert figure.get_supylabel() == "mean accuracy of clients, %"
+    assert [list(lines(axes)) for axes in figure.axes] == [["1", "2"], ["1", "2"], ["1"], ["1", "2"]]
+
+
+@pytest.mark.parametrize(("count", "columns"), [(1, 1), (2, 2), (3, 3), (4, 2), (5, 3), (7, 3)])
+def test_panels_of_one_axis_are_in_reading_order(count, columns):
+    study = Described({"data": {}, "method": {}})
+    runs = {(f"D{n}", "M"): [stored(rounds=evaluated(0.1, 0.2))] for n in range(count)}
+    figure = paneled("data", runs=Results(study, 1, runs, {}))
+    assert titles(figure) == [f"D{n}" for n in range(count)]
+    places = [axes.get_subplotspec() for axes in figure.axes]
+    assert [(place.rowspan.start, place.colspan.start) for place in places] == [
+        divmod(n, columns) for n in range(count)
+    ]
+    below = [n + columns >= count for n in range(count)]
+    assert [shown_numbers(axes, "x") for axes in figure.axes] == below
+
+
+def test_panels_have_one_legend_in_which_all_look_as_in_every_panel():
+    runs = dict(results(M="ifca", N="fedavg", O="cfl").runs)
+    runs["X", "1", "M"] = []  # the first panel lacks the first method
+    figure = paneled("data", "beta", runs=Results(Described(), 1, runs, {}))
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["M", "N", "O"]
+    assert not any(axes.get_legend() for axes in figure.axes)
+    for name, handle in zip("MNO", legend.get_lines(), strict=True):
+        same = [lines(axes)[name] for axes in figure.axes if name in lines(axes)]
+        assert len(same) == (2 if name == "M" else 4)
+        assert {(line.get_color(), line.get_linestyle()) for line in same} == {
+            (handle.get_color(), handle.get_linestyle())
+        }
+
+
+def test_a_panel_that_was_not_run_says_so():
+    figure = paneled("data", "beta", runs=results(M="ifca"))
+    assert [[text.get_text() for text in axes.texts] for axes in figure.axes] == [[], [], [], ["not run"]]
+
+
+def test_a_panel_whose_runs_lack_the_record_says_so():
+    runs = results(M="ifca", N="fedavg")
+    for labels, (run, *_) in ((labels, some) for labels, some in runs.runs.items() if some):
+        run.rounds[:] = [] if labels[0] == "X" else run.rounds
+    figure = paneled("data", runs=runs)
+    assert [[text.get_text() for text in axes.texts] for axes in figure.axes] == [["not recorded"], []]
+
+
+def test_a_figure_of_which_no_panel_has_runs_is_not_drawn(caplog):
+    caplog.set_level("INFO")
+    none = Results(Described(), 1, {("X", "1", "M"): [], ("Y", "1", "M"): []}, {})
+    assert draw(FigureSpec("Grid", "curves", panels=("data",)), none) == []
+    assert draw(FigureSpec("Grid", "loss-variance", panels=("data",)), results(M="ifca")) == []
+    assert "Grid: not drawn (loss-variance: no run recorded cumulative losses" in caplog.text
+
+
+def test_separate_figures_have_panels_each():
+    found = draw(FigureSpec("Grid", "curves", by=("data",), panels=("method",)), results(M="ifca", N="fedavg"))
+    assert [name for name, _ in found] == ["Grid, X", "Grid, Y"]
+    assert [titles(figure) for _, figure in found] == [["M", "N"]] * 2
+
+
+def test_a_number_above_a_panel_says_of_what():
+    assert titles(paneled("beta")) == ["beta = 1", "beta = 2"]
+
+
+@pytest.mark.parametrize(("levels", "common"), [((0.5, 0.7), True), ((0.11, 0.9), False)])
+def test_panels_have_a_common_scale_where_they_all_fit(levels, common):
+    study = Described({"data": {}, "method": {}})
+    runs = {(name, "M"): [stored(rounds=evaluated(0.1, top))] for name, top in zip("XY", levels, strict=True)}
+    left, right = paneled("data", runs=Results(study, 1, runs, {})).axes
+    assert (left.get_ylim() == right.get_ylim()) == common
+    assert left.get_ylim()[1] >= 100 * levels[0]
+    assert right.get_ylim()[1] >= 100 * levels[1]
+    assert left.get_xlim() == right.get_xlim()
+    assert shown_numbers(left, "y")
+    assert shown_numbers(right, "y") == (not common)
+
+
+def test_scales_are_common_to_a_row_of_a_grid():
+    study = Described({"data": {}, "beta": {}, "method": {}})
+    tops = {("X", "1"): 0.5, ("X", "2"): 0.6, ("Y", "1"): 0.11, ("Y", "2"): 0.12}
+    runs = {(*place, "M"): [stored(rounds=evaluated(0.1, top))] for place, top in tops.items()}
+    first, second, third, fourth = paneled("data", "beta", runs=Results(study, 1, runs, {})).axes
+    assert first.get_ylim() == second.get_ylim() != third.get_ylim() == fourth.get_ylim()
+
+
+def test_rows_of_bars_are_the_same_in_every_panel():
+    runs = dict(results(M="ifca", N="fedavg").runs)
+    runs["X", "1", "M"] = runs["X", "2", "M"] = []
+    left, right = paneled("data", runs=Results(Described(), 1, runs, {}), kind="bars").axes
+    assert [bar.get_y() + bar.get_height() / 2 for bar in left.patches] == pytest.approx([1, 2])
+    assert [bar.get_y() + bar.get_height() / 2 for bar in right.patches] == pytest.approx([0, 1, 2])
+    assert [label.get_text() for label in left.get_yticklabels()] == ["1, M", "1, N", "2, N"]
+    assert not shown_numbers(right, "y")
+
+
+def test_words_of_a_sweep_are_at_the_same_places_in_every_panel():
+    study = Described({"data": {}, "schedule": {}, "method": {}})
+    runs = {
+        (data, word, "M"): [stored(schedule=word, summary={"accuracy_mean": 0.5})]
+        for data, word in (("X", "constant"), ("X", "step"), ("Y", "cosine"), ("Y", "step"))
+    }
+    told = {"x": "schedule", "over": "schedule"}
+    left, right = paneled("data", runs=Results(study, 1, runs, {}), kind="sweep", **told).axes
+    assert left.containers[0].lines[0].get_xdata().tolist() == [0, 2]
+    assert right.containers[0].lines[0].get_xdata().tolist() == [1, 2]
+    assert [label.get_text() for label in left.get_xticklabels()] == ["constant", "cosine", "step"]
+
+
+@pytest.mark.parametrize("kind", PLOTS)
+@pytest.mark.parametrize("axes", [("data",), ("data", "beta")])
+def test_nothing_is_clipped_and_nothing_overlaps_in_figures_of_panels(kind, axes):
+    methods = ("local", "fedavg", "ifca", "cafa", "cfic", "slfed", "ditto")
+    runs = {
+        (data, beta, f"{name} by another name"): [stored(name, **everything())]
+        for data in ("CIFAR10", "A-set-of-data with a long name")
+        for beta in ("1", "2", "3")
+        for name in methods
+    }
+    figure = paneled(*axes, runs=Results(Described(), 1, runs, {}), kind=kind, **EXAMPLE.get(kind, {}))
+    figure.draw_without_rendering()
+    panels = [axes.get_tightbbox() for axes in figure.axes]
+    around = [text.get_window_extent() for text in (figure._suptitle, figure._supxlabel, figure._supylabel) if text]
+    around += [legend.get_window_extent() for legend in figure.legends]
+    for number, box in enumerate([*panels, *around]):
+        assert min(box.x0, box.y0, figure.bbox.x1 - box.x1, figure.bbox.y1 - box.y1) > -1
+        assert not any(box.overlaps(other) for other in [*panels, *around][:number])
+
+
+def test_kinds_that_cannot_be_panels_are_refused():
+    spec = FigureSpec("Grid", "matrix", panels=("data",))
+    with pytest.raises(
+        SettingsError, match=r"figure 'Grid': matrix cannot be drawn in panels, only bars, curves, .*by ="
+    ):
+        draw(spec, results(M="ifca"))

@@ -263,7 +263,7 @@ def test_a_browser_shows_the_page_without_asking_for_anything(text, tmp_path, wi
     told = probed(text, width, tmp_path)
     assert told["width"] <= width  # tables and figures scroll, the page does not
     assert told["asked"] == told["blocked"] == told["failed"] == []
-    assert told["figures"] == text.count("<figure>") > 5
+    assert told["figures"] == text.count("<figure") > 5
     numbers = [float(value) for value in told["column"]]
     assert numbers == sorted(numbers, reverse=True)  # a click on a header has sorted by it
 

@@ -70,6 +70,9 @@ class FigureSpec:
     """What it shows; see `coterie.report.figures`."""
     by: tuple[str, ...] = ()
     """Axes of which every combination of entries gets a figure of its own."""
+    panels: tuple[str, ...] = ()
+    """Axes of which every combination of entries is a panel of the figure: one, in reading order, or two, rows and
+    columns."""
     where: Mapping[str, str] = field(default_factory=dict)
     """Patterns of the entries that are shown, by axis."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -299,8 +302,7 @@ class Study:
         for table in self.tables:
             self._check_table(table)
         for figure in self.figures:
-            self._check_axes(figure.by, f"figure {figure.title!r}")
-            self._check_where(figure.where, f"figure {figure.title!r}")
+            self._check_figure(figure)
 
     def _check_cell(self, cell: Cell) -> None:
         if ("method" in cell.options) == ("measure" in cell.options):
@@ -354,6 +356,17 @@ class Study:
             if not found:
                 there = ", ".join(self.axes[axis])
                 raise SettingsError(f"{where}: no entry of {axis} fits {wanted[axis]!r}; there are {there}")
+
+    def _check_figure(self, figure: FigureSpec) -> None:
+        where = f"figure {figure.title!r}"
+        self._check_axes((*figure.by, *figure.panels), where)
+        self._check_where(figure.where, where)
+        if len(figure.panels) > 2:
+            told = ", ".join(figure.panels)
+            raise SettingsError(f"{where}: panels by {told}: at most two axes, rows and columns; others go into by")
+        for axis in figure.panels:
+            if (*figure.by, *figure.panels).count(axis) > 1:
+                raise SettingsError(f"{where}: {axis} must be in by or in panels, once")
 
     def _check_axes(self, named: Iterable[str], where: str, more: Sequence[str] = ()) -> None:
         for axis in named:

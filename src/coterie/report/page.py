@@ -44,6 +44,7 @@ h1, h2, p, li { overflow-wrap: anywhere; }
 .results th[scope=col]:not([colspan="1"]) { text-align: center; }
 p.notes { color: var(--grey); font-size: .9rem; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(27rem, 100%), 1fr)); gap: 0 1rem; }
+.figures .broad { grid-column: 1 / -1; }
 .few td:nth-child(1), .few td:nth-child(3), .few td:nth-child(4) { white-space: nowrap; }
 """
 
@@ -82,6 +83,9 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 _SMALLEST = 0.68
 """How much a figure may shrink: below, it scrolls, because nobody could read its labels."""
+
+_SMALLEST_BROAD = 0.85
+"""The same for figures of panels side by side, whose labels are small."""
 
 _PIXELS = 96
 """Of an inch, as browsers count."""
@@ -146,10 +150,13 @@ def figure(drawn: Figure, caption: str) -> str:
     On a screen that is too narrow for its labels it scrolls, and on a wide one it does not grow without bounds.
     """
     width = _PIXELS * drawn.get_size_inches()[0]
-    bounds = f"min-width:{_SMALLEST * width:.0f}px;max-width:{1.3 * width:.0f}px"
+    broad = any(place.get_gridspec().ncols > 1 for axes in drawn.axes if (place := axes.get_subplotspec()))
+    smallest = _SMALLEST_BROAD if broad else _SMALLEST
+    bounds = f"min-width:{smallest * width:.0f}px;max-width:{1.3 * width:.0f}px"
     opening = f'<svg role="img" aria-label="{html.escape(caption)}" style="{bounds}"'
     labelled = svg(drawn).replace("<svg", opening, 1)
-    return f"<figure><div class=wide>{labelled}</div><figcaption>{html.escape(caption)}</figcaption></figure>"
+    mark = " class=broad" if broad else ""
+    return f"<figure{mark}><div class=wide>{labelled}</div><figcaption>{html.escape(caption)}</figcaption></figure>"
 
 
 def paragraph(text: str) -> str:

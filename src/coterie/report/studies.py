@@ -11,7 +11,7 @@ from coterie.lab.campaign import Results
 from coterie.lab.folder import write_whole
 from coterie.lab.study import Study
 from coterie.report import page, printing
-from coterie.report.figures import draw, kinds, save
+from coterie.report.figures import asked, draw, save
 from coterie.report.results import ResultTable, Summary, study_summary, study_tables
 
 __all__ = ["Report", "check_figures", "study_figures", "write_study"]
@@ -31,9 +31,9 @@ class Report:
 
 
 def check_figures(study: Study) -> None:
-    """Refuse kinds of figures that do not exist, and options that they do not have."""
+    """Refuse kinds of figures that do not exist, and options and panels that they do not have."""
     for figure in study.figures:
-        kinds.make(figure.kind, **figure.options)
+        asked(figure)
 
 
 def write_study(results: Results, out: Path) -> Report:

@@ -1,7 +1,7 @@
 """Figures: good in print and on a screen, and safe for colour-blind eyes."""
 
 from coterie.report.figures.courses import curves_figure
-from coterie.report.figures.kinds import Kind, draw, kinds
+from coterie.report.figures.kinds import Kind, Plot, asked, draw, kinds
 from coterie.report.figures.pictures import Images
 from coterie.report.figures.records import NotRecordedError, Runs
 from coterie.report.figures.relations import split_figure
@@ -13,7 +13,9 @@ __all__ = [
     "Images",
     "Kind",
     "NotRecordedError",
+    "Plot",
     "Runs",
+    "asked",
     "clients_figure",
     "curves_figure",
     "draw",

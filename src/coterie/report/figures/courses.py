@@ -8,13 +8,13 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter
 
 from coterie.errors import SettingsError, unknown
 from coterie.lab.folder import StoredRun
 from coterie.lab.statistics import ROUND_KEYS, smooth
 from coterie.report.figures import style
-from coterie.report.figures.kinds import Kind, kind
+from coterie.report.figures.kinds import Kind, Plot, kind
 from coterie.report.figures.records import NotRecordedError, Runs, clients_of, named, recorded, scaled
 from coterie.report.tables import megabytes
 
@@ -25,11 +25,11 @@ Record = Mapping[str, Any]
 
 def curves_figure(runs: Mapping[str, Sequence[Sequence[Record]]], key: str = "accuracy_mean") -> Figure:
     """Accuracy over rounds for each method, with the spread over its seeds."""
-    return Curves(key).of_records(runs, "Accuracy over rounds")
+    return Curves(key).picture(runs, "Accuracy over rounds")
 
 
 @kind("curves")
-class Curves(Kind):
+class Curves(Plot):
     """A figure of every evaluated round over rounds or over what they cost, with the spread over seeds."""
 
     key: str = "accuracy_mean"
@@ -56,8 +56,8 @@ class Curves(Kind):
         if self.band == "clients" and not {self._end("min"), self._end("max")} <= ROUND_KEYS:
             raise SettingsError(f"band=clients with key={self.key}: its worst and best client are not recorded")
 
-    def draw(self, runs: Runs, title: str = "") -> Figure:
-        """One curve for each name."""
+    def content(self, runs: Runs) -> Mapping[str, Sequence[Sequence[Record]]]:
+        """The records of rounds by name and seed."""
         courses = {name: [run.rounds for run in some if run.rounds] for name, some in runs.items()}
         courses = {name: some for name, some in courses.items() if any(_has(records, self.key) for records in some)}
         if self.log:
@@ -65,27 +65,25 @@ class Curves(Kind):
             courses = {name: some for name, some in courses.items() if costs[name] > 0}
         if not courses:
             raise NotRecordedError(f"curves: no run has evaluated rounds with {self.key}")
-        return self.of_records(courses, title)
+        return courses
 
-    def of_records(self, runs: Mapping[str, Sequence[Sequence[Record]]], title: str) -> Figure:
-        """The same from the records of rounds, by name and seed."""
-        figure, (axes,) = style.figure(7, 4)
-        with matplotlib.rc_context(style.STYLE):
-            for number, (name, seeds) in enumerate(runs.items()):
-                self.curve(axes, name, seeds, number)
-            axes.set(
-                xlabel=_OVER[self.over],
-                ylabel=named(self.key),
-                title=style.fitted(axes, title or _title(self.key, self.over), style.is_beside(len(runs))),
-            )
-            if self.log:
-                style.logarithmic(axes, "x", _amount if self.over == "bytes" else "{:g}".format)
-            elif self.over == "bytes":
-                axes.xaxis.set_major_formatter(FuncFormatter(lambda amount, _: _amount(amount)))
-            elif self.over == "rounds":
-                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            style.legend(figure, axes, len(runs))
-        return figure
+    def plot(self, axes: Axes, content: Mapping[str, Any], everywhere: Mapping[str, Sequence[Any]]) -> None:
+        """One curve for each name."""
+        for number, name in enumerate(everywhere):
+            if name in content:
+                self.curve(axes, name, content[name], number)
+        axes.set(xlabel=_OVER[self.over], ylabel=named(self.key))
+        if self.log:
+            style.logarithmic(axes, "x", _amount if self.over == "bytes" else "{:g}".format)
+        elif self.over == "bytes":
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda amount, _: _amount(amount)))
+        elif self.over == "rounds":
+            style.whole_numbers(axes.xaxis)
+
+    @property
+    def heading(self) -> str:
+        """What is shown over what."""
+        return _title(self.key, self.over)
 
     def curve(self, axes: Axes, name: str, seeds: Sequence[Sequence[Record]], number: int) -> None:
         """A curve of the mean over seeds, in rounds that all seeds have."""
@@ -96,7 +94,7 @@ class Curves(Kind):
         values = self._values(cut, self.key, rounds)
         mean = values.mean(axis=0)
         every = max(1, len(rounds) // 10)
-        looks = style.look(number) | {"markevery": (number % every, every), "markersize": 4}
+        looks = style.look(number) | {"markevery": (number % every, every)}
         axes.plot(places, mean, label=name, **looks)
         if self.band == "clients":
             ends = [self._values(cut, self._end(end), rounds).mean(axis=0) for end in ("min", "max")]
@@ -150,14 +148,14 @@ def _cost(record: Record, over: str) -> float:
 
 
 @kind("loss-variance")
-class LossVariance(Kind):
+class LossVariance(Plot):
     """The variance of clients' cumulative losses over rounds, by which AutoCFL judges how far they are from another."""
 
     log: bool = False
     """Whether the variance is on a logarithmic axis."""
 
-    def draw(self, runs: Runs, title: str = "") -> Figure:
-        """One curve for each name, with the spread over seeds."""
+    def content(self, runs: Runs) -> dict[str, np.ndarray]:
+        """Variances by name, [seed, round], of rounds that all seeds have."""
         courses = {}
         for name, some in runs.items():
             found = [lines[-1][1] for run in some if (lines := recorded(run, "loss_variance", "variances"))]
@@ -165,17 +163,22 @@ class LossVariance(Kind):
                 courses[name] = np.array([one[: min(map(len, found))] for one in found], dtype=np.float64)
         if not courses:
             raise NotRecordedError("loss-variance: no run recorded cumulative losses; run AutoCFL with --insights")
-        figure, (axes,) = style.figure(7, 4)
-        with matplotlib.rc_context(style.STYLE):
-            for number, (name, values) in enumerate(courses.items()):
-                _banded(axes, name, np.arange(1, values.shape[1] + 1), values, number)
-            heading = style.fitted(axes, title or "Variance of cumulative losses", style.is_beside(len(courses)))
-            axes.set(xlabel="round", ylabel="variance over clients", title=heading)
-            if self.log:
-                style.logarithmic(axes, "y")
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            style.legend(figure, axes, len(courses))
-        return figure
+        return courses
+
+    def plot(self, axes: Axes, content: Mapping[str, Any], everywhere: Mapping[str, Sequence[Any]]) -> None:
+        """One curve for each name, with the spread over seeds."""
+        for number, name in enumerate(everywhere):
+            if name in content:
+                style.banded(axes, name, np.arange(1, content[name].shape[1] + 1), content[name], number)
+        axes.set(xlabel="round", ylabel="variance over clients")
+        if self.log:
+            style.logarithmic(axes, "y")
+        style.whole_numbers(axes.xaxis)
+
+    @property
+    def heading(self) -> str:
+        """What is shown."""
+        return "Variance of cumulative losses"
 
 
 @kind("losses")
@@ -212,7 +215,7 @@ class Losses(Kind):
                 what = "cumulative local loss" if self.cumulative else "local loss"
                 heading = title if title and len(found) == 1 else name
                 axes.set(xlabel="round", ylabel=what, title=style.fitted(axes, heading))
-                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+                style.whole_numbers(axes.xaxis)
                 if any(group is not None for group in groups):
                     axes.legend(loc="best")
             if title and len(found) > 1:
@@ -250,19 +253,19 @@ class Trust(Kind):
                     values = np.stack([opinions[part][: min(len(o[0]) for o in found)] for opinions in found])
                     rounds = found[0][0][: values.shape[1]]
                     mean = np.nanmean(values, axis=(0, 2))
-                    looks = style.look(number) | {"markevery": max(1, len(rounds) // 10), "markersize": 4}
+                    looks = style.look(number) | {"markevery": max(1, len(rounds) // 10)}
                     axes.plot(rounds, mean, label=name, **looks)
                     ends = np.nanmin(values, axis=(0, 2)), np.nanmax(values, axis=(0, 2))
                     axes.fill_between(rounds, *ends, color=looks["color"], alpha=0.15, linewidth=0)
             left.set(xlabel="round", ylabel="mean uncertainty of a client", title="How unsure clients are of others")
             right.set(xlabel="round", ylabel="clients in a list", title="How many they choose")
             for axes in (left, right):
-                axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+                style.whole_numbers(axes.xaxis)
                 axes.set_ylim(bottom=0)
             if title:
                 style.headed(figure, title)
             if len(names) > 1:
-                style.legend(figure, right, len(names))
+                style.legend(right)
         return figure
 
 
@@ -276,13 +279,3 @@ def _opinions(run: StoredRun) -> tuple[np.ndarray, np.ndarray, np.ndarray] | Non
         return np.arange(1, len(uncertainty) + 1), uncertainty, chosen
     rounds = np.array([number for number, _ in parts[0]])
     return rounds, *(np.array([row for _, row in lines], dtype=np.float64) for lines in parts)  # type: ignore[return-value]
-
-
-def _banded(axes: Axes, name: str, places: np.ndarray, values: np.ndarray, number: int) -> None:
-    """A curve of values [seed, place] with the standard deviation over seeds."""
-    mean = values.mean(axis=0)
-    looks = style.look(number)
-    axes.plot(places, mean, label=name, markersize=4, markevery=max(1, len(places) // 10), **looks)
-    if len(values) > 1:
-        deviation = values.std(axis=0, ddof=1)
-        axes.fill_between(places, mean - deviation, mean + deviation, color=looks["color"], alpha=0.15, linewidth=0)

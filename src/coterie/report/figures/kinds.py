@@ -3,17 +3,23 @@
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import ClassVar, TypeVar, dataclass_transform
+from itertools import product
+from typing import Any, ClassVar, TypeVar, dataclass_transform
 
+import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from coterie.errors import SettingsError
 from coterie.lab.campaign import Results
 from coterie.lab.folder import StoredRun
 from coterie.lab.study import FigureSpec, Place, matches
 from coterie.registry import Registry
+from coterie.report.figures import style
+from coterie.report.figures.grids import Grid
 from coterie.report.figures.records import NotRecordedError, Runs
 
-__all__ = ["Kind", "draw", "kind", "kinds"]
+__all__ = ["Kind", "Plot", "asked", "draw", "kind", "kinds"]
 
 log = logging.getLogger("coterie")
 
@@ -38,6 +44,78 @@ class Kind(ABC):
         return ""
 
 
+class Plot(Kind):
+    """Base of kinds that are drawn into one pair of axes, of which a figure can have many, as panels."""
+
+    upright: ClassVar[bool] = True
+    """Whether values go up; else they go to the right, with a row for each name."""
+
+    @abstractmethod
+    def content(self, runs: Runs) -> Mapping[str, Any]:
+        """What is drawn, by name; a `NotRecordedError` if nothing is. There may be names without a run."""
+
+    @abstractmethod
+    def plot(self, axes: Axes, content: Mapping[str, Any], everywhere: Mapping[str, Sequence[Any]]) -> None:
+        """Draw it, with labels for axes and legend.
+
+        `everywhere` has what all panels show, by name, in the same order: what is in several looks the same in each.
+        """
+
+    @property
+    @abstractmethod
+    def heading(self) -> str:
+        """The title of a figure that is not given one."""
+
+    def height(self, everywhere: Mapping[str, Sequence[Any]], small: bool) -> float | None:
+        """Inches that are needed, as a panel or else as a picture of its own; by default those that look well."""
+        return None
+
+    def add_legend(self, axes: Axes) -> None:
+        """The legend of a picture that is not a panel."""
+        style.legend(axes)
+
+    def draw(self, runs: Runs, title: str = "") -> Figure:
+        """All in one pair of axes."""
+        return self.picture(self.content(runs), title)
+
+    def picture(self, content: Mapping[str, Any], title: str = "") -> Figure:
+        """A figure of one pair of axes."""
+        everywhere = {name: [part] for name, part in content.items()}
+        figure, (axes,) = style.figure(7, self.height(everywhere, small=False) or 4)
+        with matplotlib.rc_context(style.STYLE):
+            self.plot(axes, content, everywhere)
+            self.add_legend(axes)
+            style.entitle(axes, title or self.heading)
+        return figure
+
+    def draw_panels(self, panels: Mapping[Place, Runs], title: str = "") -> Figure:
+        """A panel for each place, named by its labels: one in reading order, or the row's and the column's.
+
+        Names that have no runs say in which order names are in the legend.
+        """
+        contents: dict[Place, Mapping[str, Any]] = {}
+        missing: dict[Place, str] = {}
+        for place, runs in panels.items():
+            try:
+                contents[place] = self.content(runs)
+            except NotRecordedError as error:
+                missing[place] = "not recorded" if any(runs.values()) else "not run"
+                if len(missing) == len(panels):
+                    raise NotRecordedError(f"{error}, in none of {len(panels)} panels") from error
+        names = dict.fromkeys(name for runs in panels.values() for name in runs)
+        shown = {name: [content[name] for content in contents.values() if name in content] for name in names}
+        everywhere = {name: parts for name, parts in shown.items() if parts}
+        with matplotlib.rc_context(style.SMALL):
+            grid = Grid([*panels], self.height(everywhere, small=True), self.upright)
+            for place, content in contents.items():
+                ordered = {name: content[name] for name in everywhere if name in content}
+                self.plot(grid.panels[place], ordered, everywhere)
+            for place, why in missing.items():
+                grid.leave_empty(place, why)
+            grid.finish(title or self.heading, everywhere)
+        return grid.figure
+
+
 kinds: Registry[Kind] = Registry("kind of figure")
 """All kinds of figures by name."""
 
@@ -48,36 +126,83 @@ def kind(name: str) -> Callable[[type[K]], type[K]]:
     return kinds.register(name)  # type: ignore[return-value]
 
 
+def asked(spec: FigureSpec) -> Kind:
+    """The kind of figure that a study asks for; an error if there is none, or not with such options or panels."""
+    made = kinds.make(spec.kind, **spec.options)
+    if spec.panels and not isinstance(made, Plot):
+        able = ", ".join(name for name in kinds if issubclass(kinds[name], Plot))
+        raise SettingsError(
+            f"figure {spec.title!r}: {spec.kind} cannot be drawn in panels, only {able}; "
+            f"by = [...] makes a figure of each"
+        )
+    return made
+
+
 def draw(spec: FigureSpec, results: Results) -> list[tuple[str, Figure]]:
     """The figures that a study asks for, each with a name; those for which there are no runs yet are left out.
 
-    There is one for every combination of entries of the axes in `by`. The entries of the other axes name the runs in
-    it, but for axes that have one entry there, and for one that the figure itself goes over.
+    There is one for every combination of entries of the axes in `by`, and in it a panel for every combination of those
+    in `panels`. The entries of the other axes name the runs in it, but for axes that have one entry there, and for one
+    that the figure itself goes over.
     """
-    made = kinds.make(spec.kind, **spec.options)
+    made = asked(spec)
     axes = list(results.study.axes)
     figures: dict[Place, dict[Place, list[StoredRun]]] = {}
     for labels, runs in results.runs.items():
-        place = dict(zip(axes, labels, strict=True))
-        if runs and matches(place, spec.where):
-            figures.setdefault(tuple(place[axis] for axis in spec.by), {})[labels] = runs
+        if matches(dict(zip(axes, labels, strict=True)), spec.where):
+            figures.setdefault(_part(labels, axes, spec.by), {})[labels] = runs
     drawn = []
     for entries, cells in figures.items():
         title = ", ".join([spec.title, *entries])
+        telling = _telling(cells, axes, (*spec.by, *spec.panels, made.varied))
         try:
-            drawn.append((title, made.draw(_named(cells, axes, (*spec.by, made.varied)), title)))
+            if not any(cells.values()):
+                continue
+            if isinstance(made, Plot) and spec.panels:
+                figure = made.draw_panels(_panels(cells, axes, spec.panels, telling), title)
+            else:
+                figure = made.draw(_named({place: runs for place, runs in cells.items() if runs}, telling), title)
+            drawn.append((title, figure))
         except NotRecordedError as error:
             log.info("%s: not drawn (%s)", title, error)
     return drawn
 
 
-def _named(cells: Mapping[Place, list[StoredRun]], axes: Sequence[str], without: Sequence[str]) -> Runs:
-    """Runs by the entries that tell them apart."""
-    telling = [
+def _part(labels: Place, axes: Sequence[str], wanted: Sequence[str]) -> Place:
+    """The labels on some of the axes, in the order of these."""
+    return tuple(labels[axes.index(axis)] for axis in wanted)
+
+
+def _panels(
+    cells: Mapping[Place, list[StoredRun]], axes: Sequence[str], wanted: Sequence[str], telling: Sequence[int]
+) -> dict[Place, Runs]:
+    """The runs of each panel by its headings, and by name; for all combinations of entries that there are."""
+    entries = (dict.fromkeys(labels[axes.index(axis)] for labels in cells) for axis in wanted)
+    return {
+        tuple(map(_heading, wanted, place)): _named(
+            {labels: runs for labels, runs in cells.items() if _part(labels, axes, wanted) == place}, telling
+        )
+        for place in product(*entries)
+    }
+
+
+def _heading(axis: str, label: str) -> str:
+    """What stands above a panel: a number alone would not say of what."""
+    return label if any(letter.isalpha() for letter in label) else f"{axis} = {label}"
+
+
+def _telling(cells: Mapping[Place, list[StoredRun]], axes: Sequence[str], without: Sequence[str]) -> list[int]:
+    """The places of axes whose entries tell runs apart."""
+    run = [labels for labels, runs in cells.items() if runs]
+    return [
         number
         for number, axis in enumerate(axes)
-        if axis not in without and len({labels[number] for labels in cells}) > 1
+        if axis not in without and len({labels[number] for labels in run}) > 1
     ] or [axes.index("method")]
+
+
+def _named(cells: Mapping[Place, list[StoredRun]], telling: Sequence[int]) -> Runs:
+    """Runs by the entries that tell them apart."""
     named: dict[str, list[StoredRun]] = {}
     for labels, runs in cells.items():
         named.setdefault(", ".join(labels[number] for number in telling), []).extend(runs)

@@ -1,18 +1,17 @@
 """Figures of who is like whom: labels, distances, clusters, and whose models are mixed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from coterie.errors import SettingsError
 from coterie.lab.folder import StoredRun
 from coterie.report.figures import style
-from coterie.report.figures.kinds import Kind, kind
+from coterie.report.figures.kinds import Kind, Plot, kind
 from coterie.report.figures.records import (
     NotRecordedError,
     Runs,
@@ -175,36 +174,36 @@ class Matrix(Kind):
 
 
 @kind("silhouette")
-class Silhouette(Kind):
+class Silhouette(Plot):
     """The mean silhouette of clients' labels for every number of clusters, by which CAFA chooses."""
 
-    def draw(self, runs: Runs, title: str = "") -> Figure:
-        """One curve for each name, with the spread over seeds, and a ring around its highest point."""
+    def content(self, runs: Runs) -> dict[str, list[dict[int, float]]]:
+        """Silhouettes by name and seed, of each number of clusters."""
         courses: dict[str, list[dict[int, float]]] = {}
         for name, some in runs.items():
             if curves := [curve for run in some if (curve := _silhouettes(run))]:
                 courses[name] = curves
         if not courses:
             raise NotRecordedError("silhouette: no run recorded silhouettes; run CAFA with --insights")
-        figure, (axes,) = style.figure(7, 4)
-        with matplotlib.rc_context(style.STYLE):
-            for number, (name, curves) in enumerate(courses.items()):
-                ks = sorted(set.intersection(*map(set, curves)))
-                values = np.array([[curve[k] for k in ks] for curve in curves])
-                mean, looks = values.mean(axis=0), style.look(number)
-                axes.plot(ks, mean, markersize=4, label=name, **looks)
-                if len(curves) > 1:
-                    deviation = values.std(axis=0, ddof=1)
-                    ends = mean - deviation, mean + deviation
-                    axes.fill_between(ks, *ends, color=looks["color"], alpha=0.15, linewidth=0)
-                best = int(mean.argmax())
+        return courses
+
+    def plot(self, axes: Axes, content: Mapping[str, Any], everywhere: Mapping[str, Sequence[Any]]) -> None:
+        """One curve for each name, with the spread over seeds, and a ring around its highest point."""
+        for number, name in enumerate(everywhere):
+            if name in content:
+                ks = sorted(set.intersection(*map(set, content[name])))
+                values = np.array([[curve[k] for k in ks] for curve in content[name]])
+                style.banded(axes, name, ks, values, number)
+                best, mean = int(values.mean(axis=0).argmax()), values.mean(axis=0)
                 ring: dict[str, Any] = {"markersize": 10, "markerfacecolor": "none", "markeredgewidth": 1.5}
-                axes.plot(ks[best], mean[best], "o", color=looks["color"], **ring)
-            heading = style.fitted(axes, title or "Silhouette by number of clusters", style.is_beside(len(courses)))
-            axes.set(xlabel="clusters", ylabel="mean silhouette", title=heading)
-            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-            style.legend(figure, axes, len(courses))
-        return figure
+                axes.plot(ks[best], mean[best], "o", color=style.look(number)["color"], **ring)
+        axes.set(xlabel="clusters", ylabel="mean silhouette")
+        style.whole_numbers(axes.xaxis)
+
+    @property
+    def heading(self) -> str:
+        """What is shown."""
+        return "Silhouette by number of clusters"
 
 
 def _silhouettes(run: StoredRun) -> dict[int, float]:

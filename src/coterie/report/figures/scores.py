@@ -7,14 +7,13 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from coterie.errors import SettingsError
 from coterie.lab.folder import StoredRun
 from coterie.lab.statistics import statistic
 from coterie.report.figures import style
 from coterie.report.figures.courses import Curves
-from coterie.report.figures.kinds import Kind, kind
+from coterie.report.figures.kinds import Kind, Plot, kind
 from coterie.report.figures.records import (
     NotRecordedError,
     Runs,
@@ -33,7 +32,7 @@ Record = Mapping[str, Any]
 
 
 @kind("sweep")
-class Sweep(Kind):
+class Sweep(Plot):
     """A figure of runs over an option that was varied, such as a threshold, with the spread over seeds."""
 
     x: str
@@ -51,35 +50,42 @@ class Sweep(Kind):
     def __post_init__(self) -> None:
         statistic(self.value)  # refuses what there is not
 
-    def draw(self, runs: Runs, title: str = "") -> Figure:
-        """One curve for each name, through its runs in the order of the option."""
+    def content(self, runs: Runs) -> dict[str, dict[Any, tuple[float, float]]]:
+        """Mean and deviation over seeds, by name and by the option's value."""
         curves = {name: self._curve(some, runs) for name, some in runs.items()}
         curves = {name: curve for name, curve in curves.items() if curve}
         if not curves:
             raise NotRecordedError(f"sweep: no run has a setting {self.x!r} and a figure {self.value!r}")
-        numbers = all(isinstance(x, int | float) for curve in curves.values() for x in curve)
-        ticks = sorted({str(x) for curve in curves.values() for x in curve})
-        figure, (axes,) = style.figure(7, 4)
-        with matplotlib.rc_context(style.STYLE):
-            for number, (name, curve) in enumerate(curves.items()):
-                ordered = sorted(curve, key=lambda x: x if numbers else str(x))
+        return curves
+
+    def plot(self, axes: Axes, content: Mapping[str, Any], everywhere: Mapping[str, Sequence[Any]]) -> None:
+        """One curve for each name, through its runs in the order of the option."""
+        told = {x for curves in everywhere.values() for curve in curves for x in curve}
+        numbers = all(isinstance(x, int | float) for x in told)
+        ticks = sorted(map(str, told))
+        for number, name in enumerate(everywhere):
+            curve = content.get(name, {})
+            ordered = sorted(curve, key=lambda x: x if numbers else str(x))
+            if ordered:
                 places = ordered if numbers else [ticks.index(str(x)) for x in ordered]
                 means, deviations = zip(*(curve[x] for x in ordered), strict=True)
                 spread: dict[str, Any] = {"yerr": deviations, "capsize": 3} if any(deviations) else {}
-                axes.errorbar(places, means, markersize=5, label=name, **spread, **style.look(number))
-            if not numbers:
-                axes.set_xticks(range(len(ticks)), ticks)
-            elif self.log:
-                style.logarithmic(axes, "x")
-            option = self.x.rpartition(".")[2].replace("_", " ")
-            axes.set(
-                xlabel=option,
-                ylabel=named(self.value),
-                title=style.fitted(axes, title or f"Over {option}", style.is_beside(len(curves))),
-            )
-            if len(curves) > 1:
-                style.legend(figure, axes, len(curves))
-        return figure
+                label = name if len(everywhere) > 1 else None
+                axes.errorbar(places, means, label=label, **spread, **style.look(number))
+        if not numbers:
+            axes.set_xticks(range(len(ticks)), ticks)
+        elif self.log:
+            style.logarithmic(axes, "x")
+        axes.set(xlabel=self._option, ylabel=named(self.value))
+
+    @property
+    def heading(self) -> str:
+        """What is varied."""
+        return f"Over {self._option}"
+
+    @property
+    def _option(self) -> str:
+        return self.x.rpartition(".")[2].replace("_", " ")
 
     @property
     def varied(self) -> str:
@@ -97,43 +103,52 @@ class Sweep(Kind):
 
 
 @kind("bars")
-class Bars(Kind):
+class Bars(Plot):
     """A figure of runs as bars, with the standard deviation over seeds."""
 
     value: str = "accuracy_mean"
     """What is shown: a statistic of a run."""
 
+    upright = False
+
     def __post_init__(self) -> None:
         statistic(self.value)  # refuses what there is not
 
-    def draw(self, runs: Runs, title: str = "") -> Figure:
-        """A bar for each name, from top to bottom."""
+    def content(self, runs: Runs) -> dict[str, tuple[float, float]]:
+        """Mean and deviation over seeds by name."""
         found = {name: over_seeds([value(run, self.value, runs) for run in some]) for name, some in runs.items()}
         found = {name: pair for name, pair in found.items() if np.isfinite(pair[0])}
         if not found:
             raise NotRecordedError(f"bars: no run has a figure {self.value!r}")
-        means, deviations = (scaled(self.value, column) for column in zip(*found.values(), strict=True))
-        figure, (axes,) = _rows(found)
-        with matplotlib.rc_context(style.STYLE):
-            error: dict[str, Any] = {"xerr": deviations, "capsize": 3} if deviations.any() else {}
-            axes.barh(range(len(found)), means, height=0.65, color=style.PALETTE[0], **error)
-            end = float((means + deviations).max())
-            for place, (mean, deviation) in enumerate(zip(means, deviations, strict=True)):
-                axes.annotate(
-                    f"{mean:.4g}",
-                    (mean + deviation, place),
-                    (5, 0),
-                    textcoords="offset points",
-                    va="center",
-                    fontsize=8,
-                )
-            axes.set_xlim(right=1.12 * end if end > 0 else None)
-            axes.set(xlabel=named(self.value), title=style.fitted(axes, title or _headline(self.value)))
-        return figure
+        return found
+
+    def plot(self, axes: Axes, content: Mapping[str, Any], everywhere: Mapping[str, Sequence[Any]]) -> None:
+        """A bar for each name, from top to bottom."""
+        _rows(axes, everywhere)
+        rows = [row for row, name in enumerate(everywhere) if name in content]
+        means, deviations = scaled(self.value, [*content.values()]).T
+        error: dict[str, Any] = {"xerr": deviations, "capsize": 3} if deviations.any() else {}
+        axes.barh(rows, means, height=0.65, color=style.PALETTE[0], **error)
+        end = float((means + deviations).max())
+        for place, mean, deviation in zip(rows, means, deviations, strict=True):
+            told: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": "small"}
+            axes.annotate(f"{mean:.4g}", (mean + deviation, place), (5, 0), **told)
+        axes.set_xlim(right=1.12 * end if end > 0 else None)
+        axes.set(xlabel=named(self.value))
+
+    @property
+    def heading(self) -> str:
+        """What is shown."""
+        words = named(self.value).removesuffix(", %")
+        return words[:1].upper() + words[1:]
+
+    def height(self, everywhere: Mapping[str, Sequence[Any]], small: bool) -> float:
+        """By the number of rows."""
+        return _height(everywhere, small)
 
 
 @kind("spread")
-class Spread(Kind):
+class Spread(Plot):
     """The worst client, the mean and the best client of each cell, at the end."""
 
     of: tuple[str, ...] = ("accuracy", "global_accuracy")
@@ -144,8 +159,10 @@ class Spread(Kind):
             if one not in _SPREAD:
                 raise SettingsError(f"of={one!r}: {' or '.join(_SPREAD)}")
 
-    def draw(self, runs: Runs, title: str = "") -> Figure:
-        """A line from the worst to the best with a dot at the mean, for each name; means over seeds."""
+    upright = False
+
+    def content(self, runs: Runs) -> dict[str, dict[str, list[float]]]:
+        """The worst, the mean and the best in per cent, means over seeds, by name and score."""
         found: dict[str, dict[str, list[float]]] = {}
         for name, some in runs.items():
             for one in self.of:
@@ -155,41 +172,54 @@ class Spread(Kind):
                     found.setdefault(name, {})[one] = [float(end) for end in 100 * np.array(ends)]
         if not found:
             raise NotRecordedError(f"spread: no run has figures of {' or '.join(self.of)} over clients")
-        shown = [one for one in self.of if any(one in scores for scores in found.values())]
-        figure, (axes,) = _rows(found, each=0.26 + 0.11 * len(shown))
-        with matplotlib.rc_context(style.STYLE):
-            for number, one in enumerate(shown):
-                rows = [row for row, scores in enumerate(found.values()) if one in scores]
-                low, mean, high = np.array([scores[one] for scores in found.values() if one in scores]).T
+        return found
+
+    def plot(self, axes: Axes, content: Mapping[str, Any], everywhere: Mapping[str, Sequence[Any]]) -> None:
+        """A line from the worst to the best with a dot at the mean, for each name."""
+        _rows(axes, everywhere)
+        shown = self._shown(everywhere)
+        for number, one in enumerate(shown):
+            rows = [row for row, name in enumerate(everywhere) if one in content.get(name, {})]
+            if rows:
+                low, mean, high = np.array([scores[one] for scores in content.values() if one in scores]).T
                 places = np.array(rows) + 0.3 * (number - (len(shown) - 1) / 2)
                 axes.hlines(places, low, high, color=style.PALETTE[number], linewidth=2, alpha=0.6)
                 axes.plot(low, places, "|", high, places, "|", color=style.PALETTE[number], markersize=9)
-                axes.plot(mean, places, markersize=6, label=_SPREAD[one], **style.points(number))
-            axes.set(
-                xlabel="accuracy from the worst client to the best, %",
-                title=style.fitted(axes, title or "Over clients"),
-            )
-            if len(shown) > 1:
-                figure.legend(*axes.get_legend_handles_labels(), loc="outside lower right", ncols=2, fontsize=9)
-        return figure
+                label = _SPREAD[one] if len(shown) > 1 else None
+                axes.plot(mean, places, markersize=6, label=label, **style.points(number))
+        axes.set(xlabel="accuracy from the worst client to the best, %")
+
+    @property
+    def heading(self) -> str:
+        """What is shown."""
+        return "Over clients"
+
+    def height(self, everywhere: Mapping[str, Sequence[Any]], small: bool) -> float:
+        """By the number of rows, and of lines in each."""
+        return _height(everywhere, small, each=0.26 + 0.11 * len(self._shown(everywhere)))
+
+    def add_legend(self, axes: Axes) -> None:
+        """Below all, because lines are everywhere."""
+        if len(shown := style.handles([axes])) > 1:
+            axes.figure.legend([*shown.values()], [*shown], loc="outside lower right", ncols=2, fontsize=9)
+
+    def _shown(self, everywhere: Mapping[str, Sequence[Any]]) -> list[str]:
+        """The scores that some run has."""
+        return [one for one in self.of if any(one in scores for parts in everywhere.values() for scores in parts)]
 
 
 _SPREAD = {"accuracy": "own test data", "global_accuracy": "global test set"}
 
 
-def _rows(found: Mapping[str, Any], each: float = 0.36) -> tuple[Figure, list[Axes]]:
-    """Axes with a row for each name, from top to bottom."""
-    figure, (axes,) = style.figure(7, 1.4 + each * len(found))
-    with matplotlib.rc_context(style.STYLE):
-        axes.set_yticks(range(len(found)), [style.wrapped(name, 34) for name in found])
-        axes.set_ylim(len(found) - 0.4, -0.6)
-        axes.grid(visible=False, axis="y")
-    return figure, [axes]
+def _height(everywhere: Mapping[str, Any], small: bool, each: float = 0.36) -> float:
+    return 0.45 + 0.6 * each * len(everywhere) if small else 1.4 + each * len(everywhere)
 
 
-def _headline(key: str) -> str:
-    words = named(key).removesuffix(", %")
-    return words[:1].upper() + words[1:]
+def _rows(axes: Axes, names: Mapping[str, Any]) -> None:
+    """A row for each name, from top to bottom."""
+    axes.set_yticks(range(len(names)), [style.wrapped(name, 34) for name in names])
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
 
 
 @kind("gain")
@@ -224,13 +254,10 @@ class Gain(Kind):
                 axes.set_xlim(-0.7, len(order) - 0.3)
                 heading = f"Gain over {reference}"
                 heading = f"{title}: {heading[0].lower()}{heading[1:]}" if title else heading
-                axes.set(ylabel=unit, title=style.fitted(axes, heading, beside=True))
+                axes.set(ylabel=unit, title=style.fitted(axes, heading))
             panels[-1].set_xlabel("client")
-            handles: dict[str, Any] = {}
-            for axes in panels:
-                handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-            shown = [handles[label] for label in labels]
-            figure.legend(shown, labels, loc="outside right upper", fontsize=9)
+            shown = style.handles(panels)
+            style.legend(panels[0], {label: shown[label] for label in labels}, most=0)
         return figure
 
 
@@ -278,7 +305,7 @@ def clients_figure(runs: Mapping[str, Sequence[Record]]) -> Figure:
         style.mark_groups(axes, [first[row]["true_group"] for row in order])
         style.name_clients(axes, [first[row]["client"] for row in order], most=20)
         axes.set(xlabel="client", ylabel="accuracy, %", title="What each client gets")
-        style.legend(figure, axes, len(runs))
+        style.legend(axes)
     return figure
 
 
@@ -300,7 +327,7 @@ def run_figure(result: Any) -> Figure:
             if any(record.get(key) is not None for record in result.rounds):
                 values = scaled(key, [record.get(key) for record in result.rounds])
                 curve.plot(rounds, values, dashes, color="#666666", label=label)
-        curve.xaxis.set_major_locator(MaxNLocator(integer=True))
+        style.whole_numbers(curve.xaxis)
         curve.set(xlabel="round", ylabel="accuracy, %", title=f"{name}: accuracy over rounds")
         curve.legend(loc="best")
         accuracies = np.array([_accuracy(client) for client in result.clients])

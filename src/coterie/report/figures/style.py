@@ -1,26 +1,31 @@
 """How figures look: good in print and on a screen, and safe for colour-blind eyes."""
 
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Literal
 
 import matplotlib
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 __all__ = [
     "PALETTE",
+    "SMALL",
     "STYLE",
+    "banded",
+    "entitle",
     "figure",
     "fitted",
+    "handles",
     "headed",
     "heat",
-    "is_beside",
     "legend",
     "logarithmic",
     "look",
@@ -30,6 +35,7 @@ __all__ = [
     "points",
     "save",
     "svg",
+    "whole_numbers",
     "wrapped",
 ]
 
@@ -46,6 +52,7 @@ STYLE: dict[Any, Any] = {
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
     "font.size": 10,
+    "lines.markersize": 4,
     "legend.frameon": False,
     "svg.fonttype": "none",
     "svg.hashsalt": "coterie",  # the same figure is the same file
@@ -53,8 +60,22 @@ STYLE: dict[Any, Any] = {
     "figure.constrained_layout.use": True,
 }
 
+SMALL: dict[Any, Any] = STYLE | {
+    "font.size": 8,
+    "axes.titlesize": 8.5,
+    "axes.titlepad": 4,
+    "axes.linewidth": 0.6,
+    "lines.linewidth": 1.1,
+    "lines.markersize": 2.8,
+}
+"""The same for figures of many small panels, which are as wide as a page."""
+
 _MARKERS = "osD^vPX*"
 _DASHES = ("-", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+_MARGIN = 0.05
+"""What is left free beside a title, in inches."""
+_NARROWEST = 12
+"""Letters of a line that no title is broken below."""
 _UNKNOWN = "#dddddd"
 """The colour of what is not known, in maps of numbers."""
 
@@ -74,9 +95,11 @@ def svg(figure: Figure) -> str:
     return text[text.index("<svg") :]
 
 
-def figure(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Figure, list[Axes]]:
+def figure(
+    width: float, height: float, columns: int = 1, rows: int = 1, small: bool = False
+) -> tuple[Figure, list[Axes]]:
     """An empty figure of so many inches, and its axes row by row."""
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(SMALL if small else STYLE):
         made = Figure(figsize=(width, height), layout="constrained")
         axes = made.subplots(rows, columns, squeeze=False)
     return made, list(axes.flat)
@@ -103,35 +126,63 @@ def look(number: int) -> dict[str, Any]:
     return points(number) | {"linestyle": _DASHES[number % len(_DASHES)]}
 
 
-def is_beside(entries: int) -> bool:
-    """Whether a legend of so many entries stands beside the axes, because it would hide the curves inside."""
-    return entries > 4
+def banded(axes: Axes, name: str, places: Sequence[float] | np.ndarray, values: np.ndarray, number: int) -> None:
+    """A curve of values [seed, place] with the standard deviation over seeds."""
+    mean, looks = values.mean(axis=0), look(number)
+    axes.plot(places, mean, label=name, markevery=max(1, len(places) // 10), **looks)
+    if len(values) > 1:
+        deviation = values.std(axis=0, ddof=1)
+        axes.fill_between(places, mean - deviation, mean + deviation, color=looks["color"], alpha=0.15, linewidth=0)
 
 
-def legend(made: Figure, axes: Axes, entries: int) -> None:
-    """Inside the axes while it is short, else beside them."""
-    if is_beside(entries):
-        made.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
-    else:
-        axes.legend(loc="best")
+def handles(panels: Iterable[Axes]) -> dict[str, Artist]:
+    """What a legend of all these axes shows, by label."""
+    found: dict[str, Artist] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    return found
 
 
-def fitted(axes: Axes, text: str, beside: bool = False) -> str:
-    """A title on as many lines as it needs above axes that may have a legend beside them."""
+def legend(axes: Axes, shown: Mapping[str, Artist] | None = None, most: int = 4) -> None:
+    """Inside the axes with at most so many entries, else beside them, where it hides no curves."""
+    shown = handles([axes]) if shown is None else shown
+    beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
+    if shown:
+        axes.legend([*shown.values()], [*shown], **(beside if len(shown) > most else {"loc": "best"}))
+
+
+def fitted(axes: Axes, text: str) -> str:
+    """The title of a panel, on as many lines as it needs."""
     made, place = axes.figure, axes.get_subplotspec()
     assert isinstance(made, Figure)
     columns = 1 if place is None else place.get_gridspec().ncols
-    return wrapped(text, int(8 * made.get_figwidth() / columns * (0.66 if beside else 1)))
+    return wrapped(text, int(8 * made.get_figwidth() / columns))
 
 
-def headed(made: Figure, title: str) -> None:
-    """A title above all panels."""
-    made.suptitle(wrapped(title, int(8 * made.get_figwidth())), x=0.01, ha="left", weight="bold", size=11.5)
+def entitle(axes: Axes, text: str) -> None:
+    """A title above axes that have the whole width, also over a legend beside them, when all else is drawn."""
+    made = axes.figure
+    assert isinstance(made, Figure)
+    made.draw_without_rendering()  # before, nobody knows where the axes begin
+    edge = made.bbox.x1 - _MARGIN * made.dpi
+    width = len(text)
+    title = axes.set_title(text)
+    while (box := title.get_window_extent()).x1 > edge and width > _NARROWEST:
+        width = max(_NARROWEST, min(width - 1, int(width * (edge - box.x0) / box.width)))
+        title.set_text(wrapped(text, width))
+
+
+def headed(made: Figure, title: str, size: float = 11.5) -> int:
+    """A title above all panels; how many lines it has."""
+    text = wrapped(title, int(92 / size * made.get_figwidth()))
+    made.suptitle(text, x=0.01, ha="left", weight="bold", size=size)
+    return text.count("\n") + 1
 
 
 def wrapped(text: str, width: int = 26) -> str:
-    """A label on several lines, if it is long."""
-    return "\n".join(wrap(text, width)) or text
+    """A label on several lines, if it is long, broken between words and nowhere else (`IID-Im` is one)."""
+    return "\n".join(wrap(text, width, break_on_hyphens=False)) or text
 
 
 def name_clients(axes: Axes, names: Sequence[str], most: int, both: bool = False) -> None:
@@ -151,6 +202,11 @@ def mark_groups(axes: Axes, groups: Sequence[int | None], both: bool = False, co
             axes.axvline(place - 0.5, color=color, linewidth=0.8, linestyle=":")
             if both:
                 axes.axhline(place - 0.5, color=color, linewidth=0.8, linestyle=":")
+
+
+def whole_numbers(axis: Axis) -> None:
+    """Ticks at whole numbers, as many as there is room for."""
+    axis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 2.5, 5, 10]))
 
 
 def logarithmic(axes: Axes, which: Literal["x", "y"], text: Callable[[float], str] = "{:g}".format) -> None:
