@@ -9,6 +9,7 @@ import pytest
 from coterie.lab import compare
 from coterie.report import page
 from coterie.report.comparison import write_comparison
+from coterie.report.figures import style
 from coterie.settings import Settings
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -137,3 +138,11 @@ def test_a_page_replaces_an_older_one_whole(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["x.html"]
     assert "".join(read(tmp_path / "x.html").text).count("second") == 2
     assert "A & B" in read(tmp_path / "x.html").text
+
+
+@pytest.mark.parametrize(("columns", "mark", "least"), [(1, "<figure>", 457), (3, "<figure class=broad>", 571)])
+def test_panels_side_by_side_have_the_whole_width_and_shrink_less(columns, mark, least):
+    drawn, _ = style.figure(7, 2, columns)
+    text = page.figure(drawn, "Small")
+    assert text.startswith(mark)
+    assert f"min-width:{least}px" in text  # of 672

@@ -22,7 +22,7 @@ _TICKS = 7.5
 """The size of numbers on axes, in points."""
 _LINE = 0.16
 """Of text that stands above or below all panels, in inches."""
-_LETTERS = 12
+_LETTERS = 14
 """That an inch has room for."""
 _GAP = 0.06
 """Between what stands below each other, in inches."""

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 __all__ = [
@@ -123,7 +124,8 @@ def points(number: int) -> dict[str, Any]:
 
 def look(number: int) -> dict[str, Any]:
     """Colour, marker and dashes of the curve of this number: curves of alike methods lie on each other."""
-    return points(number) | {"linestyle": _DASHES[number % len(_DASHES)]}
+    place = number + number // len(PALETTE)  # as with markers
+    return points(number) | {"linestyle": _DASHES[place % len(_DASHES)]}
 
 
 def banded(axes: Axes, name: str, places: Sequence[float] | np.ndarray, values: np.ndarray, number: int) -> None:
@@ -165,9 +167,13 @@ def entitle(axes: Axes, text: str) -> None:
     made = axes.figure
     assert isinstance(made, Figure)
     made.draw_without_rendering()  # before, nobody knows where the axes begin
-    edge = made.bbox.x1 - _MARGIN * made.dpi
+    _fit(axes.set_title(text), made)
+
+
+def _fit(title: Text, made: Figure) -> None:
+    """Break a title into as many lines as keep it inside of the figure."""
+    text, edge = title.get_text(), made.bbox.x1 - _MARGIN * made.dpi
     width = len(text)
-    title = axes.set_title(text)
     while (box := title.get_window_extent()).x1 > edge and width > _NARROWEST:
         width = max(_NARROWEST, min(width - 1, int(width * (edge - box.x0) / box.width)))
         title.set_text(wrapped(text, width))
@@ -175,9 +181,9 @@ def entitle(axes: Axes, text: str) -> None:
 
 def headed(made: Figure, title: str, size: float = 11.5) -> int:
     """A title above all panels; how many lines it has."""
-    text = wrapped(title, int(92 / size * made.get_figwidth()))
-    made.suptitle(text, x=0.01, ha="left", weight="bold", size=size)
-    return text.count("\n") + 1
+    text = made.suptitle(title, x=0.01, ha="left", weight="bold", size=size)
+    _fit(text, made)
+    return text.get_text().count("\n") + 1
 
 
 def wrapped(text: str, width: int = 26) -> str:
