@@ -15,7 +15,7 @@ from coterie.lab.campaign import Results
 from coterie.lab.folder import StoredRun
 from coterie.lab.study import FigureSpec
 from coterie.registry import options
-from coterie.report.figures import NotRecordedError, Plot, asked, draw, kinds, save, svg
+from coterie.report.figures import NotRecordedError, Plot, asked, draw, kinds, save, style, svg
 from coterie.report.figures.records import gains, setting
 
 
@@ -743,3 +743,17 @@ def test_kinds_that_cannot_be_panels_are_refused():
         SettingsError, match=r"figure 'Grid': matrix cannot be drawn in panels, only bars, curves, .*by ="
     ):
         draw(spec, results(M="ifca"))
+
+
+@pytest.mark.parametrize("curves", [2, 8, 30])
+def test_a_legend_has_room_for_all_curves(curves):
+    made, (axes,) = style.figure(7, 3.4)
+    for number in range(curves):
+        axes.plot([0, 1], [0, number], label=f"method {number}", **style.look(number))
+    style.legend(axes)
+    style.entitle(axes, "Many curves")
+    made.draw_without_rendering()
+    box, whole = axes.get_legend().get_window_extent(), made.bbox
+    assert box.y0 >= whole.y0
+    assert box.y1 <= whole.y1
+    assert axes.get_window_extent().width > whole.width / 3

@@ -75,6 +75,8 @@ _MARKERS = "osD^vPX*"
 _DASHES = ("-", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 _MARGIN = 0.05
 """What is left free beside a title, in inches."""
+_LINE, _AROUND = 0.22, 0.9
+"""A line of a legend, and what is above and below axes, in inches."""
 _NARROWEST = 12
 """Letters of a line that no title is broken below."""
 _UNKNOWN = "#dddddd"
@@ -149,9 +151,19 @@ def handles(panels: Iterable[Axes]) -> dict[str, Artist]:
 def legend(axes: Axes, shown: Mapping[str, Artist] | None = None, most: int = 4) -> None:
     """Inside the axes with at most so many entries, else beside them, where it hides no curves."""
     shown = handles([axes]) if shown is None else shown
-    beside: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
-    if shown:
-        axes.legend([*shown.values()], [*shown], **(beside if len(shown) > most else {"loc": "best"}))
+    if len(shown) > most:
+        _make_room(axes, _LINE * len(shown))
+        axes.legend([*shown.values()], [*shown], loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
+    elif shown:
+        axes.legend([*shown.values()], [*shown], loc="best")
+
+
+def _make_room(axes: Axes, height: float) -> None:
+    """Make a figure higher until its axes have room for what is so many inches high."""
+    made, place = axes.figure, axes.get_subplotspec()
+    assert isinstance(made, Figure)
+    rows = 1 if place is None else place.get_gridspec().nrows
+    made.set_figheight(max(made.get_figheight(), rows * (height + _AROUND)))
 
 
 def fitted(axes: Axes, text: str) -> str:
