@@ -1,5 +1,6 @@
 """The processes of a federation on this machine: a SuperLink and sites, started, watched and stopped."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -10,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from uuid import uuid4
 
 from coterie.deploy.control import Control
 from coterie.engines.flower.certs import ServerFiles
@@ -19,6 +21,8 @@ __all__ = ["Process", "Processes", "free_port", "start_superlink", "superlink_co
 
 _START = 60.0
 """Seconds that a SuperLink has until it listens."""
+
+_MARK = "COTERIE_PROCESSES"
 
 _STOP = 10.0
 """Seconds that a process has to end by itself."""
@@ -76,6 +80,8 @@ class Processes:
 
     def __init__(self) -> None:
         self._all: list[Process] = []
+        self._mark = uuid4().hex
+        """What all processes that are started here have in their environment, and so all that those start."""
 
     def __enter__(self) -> "Processes":
         return self
@@ -85,7 +91,7 @@ class Processes:
 
     def start(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Process:
         """Start a process."""
-        process = Process(name, command, log, environment)
+        process = Process(name, command, log, {**environment, _MARK: self._mark})
         self._all.append(process)
         return process
 
@@ -105,7 +111,17 @@ class Processes:
                 process.wait(_STOP)
             # What it has started may outlive it.
             process.signal(signal.SIGKILL)
+        self._end_orphans()
         self._all.clear()
+
+    def _end_orphans(self) -> None:
+        """End what has left the groups: a SuperLink starts server apps in a session of their own, and one that was
+        killed leaves them at work on their runs. Found on Linux alone."""
+        mark = f"{_MARK}={self._mark}".encode()
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+                if mark in path.read_bytes().split(b"\0"):
+                    os.kill(int(path.parent.name), signal.SIGKILL)
 
 
 def _end_with_parent() -> None:

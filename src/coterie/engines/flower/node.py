@@ -24,6 +24,7 @@ from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_f
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from flwr.supercore.protobuf.client import ProtobufClientInterceptor
+from flwr.supercore.run import InvalidRunStatusException, RunNotRunningException
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.fleet_http_connection import http_request_response
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
@@ -88,6 +89,8 @@ def serve(site: RealSite, superlink: str, ca: Path, key: Path, ready: Callable[[
             pause = _POLLS[0]
             try:
                 _answer(site, received, pull, confirm, send, push)
+            except (RunNotRunningException, InvalidRunStatusException):  # each a BaseException
+                log.info("a message of a run that has ended is left alone")
             except Exception:  # a message that cannot be had or answered must not end the site
                 log.exception("a message could not be answered")
 
