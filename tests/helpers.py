@@ -1,7 +1,9 @@
-"""Small worlds for the tests of the computing core: a few clients of unequal sizes, in float64."""
+"""What tests share: small worlds of a few clients of unequal sizes in float64, and ways to look at things."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -161,3 +163,12 @@ def tensors_of(values: object) -> dict[str, Tensor]:
         return {"": torch.as_tensor(values).cpu().double()}
     assert values is None or isinstance(values, str), type(values)
     return {}
+
+
+def runs(pid: int) -> bool:
+    """Whether there is such a process that has not ended, on Linux."""
+    try:
+        os.kill(pid, 0)
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

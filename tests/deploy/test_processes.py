@@ -1,15 +1,14 @@
 """Processes of a federation: nothing that they start outlives them."""
 
-import os
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from coterie.deploy.processes import Processes
+from helpers import runs
 
 DETACHED = """
 import subprocess, sys, time
@@ -30,9 +29,9 @@ def test_what_left_the_group_is_ended_too(killed, tmp_path):
         if killed:
             process.signal(signal.SIGKILL)
             assert process.wait(10)
-            assert _runs(child)
+            assert runs(child)
     for _ in range(100):
-        if not _runs(child):
+        if not runs(child):
             return
         time.sleep(0.05)
     pytest.fail("it still runs")
@@ -46,11 +45,3 @@ def test_others_go_on(tmp_path):
     assert other.poll() is None
     other.kill()
     other.wait()
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False

@@ -1,6 +1,5 @@
 """The simulation: forms, chunks and workers change no result."""
 
-import os
 import subprocess
 import sys
 import threading
@@ -21,7 +20,7 @@ from coterie.forms import Vectorised
 from coterie.graphs import Recorder
 from coterie.programs import evaluate, label_histogram, predict, train
 from coterie.training import LocalTraining
-from helpers import tensors_of
+from helpers import runs, tensors_of
 
 
 def images(samples=150, classes=4, seed=0):
@@ -295,7 +294,7 @@ class TestWorkers:
         parent.wait()
         parent.stdout.close()
         for _ in range(100):
-            if not Path(folder).exists() and not any(_runs(int(pid)) for pid in workers):
+            if not Path(folder).exists() and not any(runs(int(pid)) for pid in workers):
                 return
             time.sleep(0.1)
         pytest.fail("workers or their files are still there")
@@ -320,7 +319,7 @@ class TestWorkers:
         done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)
         assert done.stdout.split() == ["once", "True", "True", "True", "True"]
 
-    def test_nothing_is_forked_while_another_thread_runs(self):
+    def test_nothing_is_forked_while_another_threadruns(self):
         over = threading.Event()
         thread = threading.Thread(target=over.wait)
         thread.start()
@@ -350,14 +349,6 @@ class TestWorkers:
         done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=True)
         assert done.stdout == "first True\n"
         assert set(done.stderr.splitlines()) == {"a word"}
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[1].split()[0]
 
 
 def test_a_script_without_a_main_guard_can_use_workers_and_its_own_programs(tmp_path):
