@@ -59,6 +59,10 @@ class Form(ABC):
     def train(self, work: Work) -> tuple[Models, Tensor]:
         """The trained models [lane] and their losses in the last epoch [lane]."""
 
+    def train_all(self, works: Sequence[Work]) -> list[tuple[Models, Tensor]]:
+        """The same for works that have no step in common, side by side where that is faster."""
+        return [self.train(work) for work in works]
+
     def outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
         """What models [n] give for inputs [n, row, ...], or for the same inputs [row, ...] if they are shared."""
         return self._in_tiles(models, x, shared) if self.strict and x.numel() else self._outputs(models, x, shared)
@@ -167,8 +171,7 @@ class Branch(Loop):
         recorder = self.recorder_on(work.pool.device)
         if recorder is None:
             return super().train(work)
-        bundles = enumerate(self._alone(work))
-        return _joined(train_lanes([recorder.prepared(bundle, work.objective, slot) for slot, bundle in bundles]))
+        return _joined(train_lanes(recorder.prepared((bundle, work.objective) for bundle in self._alone(work))))
 
 
 class Vectorised(Form):
@@ -180,22 +183,37 @@ class Vectorised(Form):
 
     def train(self, work: Work) -> tuple[Models, Tensor]:
         """Train all lanes together."""
+        (result,) = self.train_all([work])
+        return result
+
+    def train_all(self, works: Sequence[Work]) -> list[tuple[Models, Tensor]]:
+        """Train all lanes of a work together; on a GPU works go on side by side, a step of each in turn."""
+        if self.strict:
+            return [self._in_stacks(work) for work in works]
+        bundles = ((self._whole(work), work.objective) for work in works)
+        recorder = self.recorder_on(works[0].pool.device)
+        if recorder is None:
+            return [result for bundle, _ in bundles for result in train_lanes([bundle])]
+        return train_lanes(recorder.prepared(bundles))
+
+    def _whole(self, work: Work) -> Bundle:
+        """All lanes as one bundle."""
+        form = Loop(self.half) if len(work.lanes) == 1 else self
+        return work.bundle(form.gradients(work.start.net, work.objective), slice(None))
+
+    def _in_stacks(self, work: Work) -> tuple[Models, Tensor]:
+        """The same in stacks of one width, one after another."""
         recorder, gradients = self.recorder_on(work.pool.device), self.gradients(work.start.net, work.objective)
-        if len(work.lanes) == 1 and not self.strict:
-            return Branch(self.half, recorder).train(work)
-        if not self.strict:
-            return self._trained(work.bundle(gradients, slice(None)), work.objective, recorder)
         stacks = _stacks(work.lanes)
-        bundles = (work.bundle(gradients, *stack) for stack in stacks)
-        models, losses = _joined([self._trained(bundle, work.objective, recorder) for bundle in bundles])
+        found = []
+        for stack in stacks:
+            bundle = work.bundle(gradients, *stack)
+            found += train_lanes([bundle] if recorder is None else recorder.prepared([(bundle, work.objective)]))
+        models, losses = _joined(found)
         # Where the result of each lane is. One that fills a stack up is computed several times, always to the same.
         where = torch.empty(len(work.lanes), dtype=torch.int64)
         where[[lane for chosen, _ in stacks for lane in chosen]] = torch.arange(len(losses))
         return models[where.to(losses.device)], losses[where.to(losses.device)]
-
-    def _trained(self, bundle: Bundle, objective: Objective, recorder: Recorder | None) -> tuple[Models, Tensor]:
-        (result,) = train_lanes([bundle if recorder is None else recorder.prepared(bundle, objective)])
-        return result
 
     def gradients(self, net: Net, objective: Objective) -> GradientFunction:
         """The gradients of many clients, each in its row."""

@@ -13,7 +13,7 @@ that a result repeats to the last bit.
 import gc
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -70,20 +70,29 @@ class Recorder:
 
     def __init__(self, record: Record | None = None) -> None:
         self._record = record
-        self._kinds: OrderedDict[Hashable, dict[int | None, _Recorded]] = OrderedDict()
+        self._kinds: OrderedDict[Hashable, list[_Recorded]] = OrderedDict()
 
-    def prepared(self, bundle: Bundle, objective: Objective, slot: int | None = None) -> Steps:
-        """The bundle in buffers of its kind. With a `slot` it runs in a stream of its own, beside other slots."""
+    def prepared(self, bundles: Iterable[tuple[Bundle, Objective]]) -> list[Steps]:
+        """Bundles with their objectives in buffers of their kinds: each runs in a stream of its own, beside the others.
+
+        Streams and buffers are kept: those of a kind go to the bundles of this kind in their order.
+        """
+        taken: Counter[Hashable] = Counter()
+        loaded = [self._loaded(bundle, objective, taken) for bundle, objective in bundles]
+        while len(self._kinds) > _KINDS:
+            self._kinds.popitem(last=False)
+        return loaded
+
+    def _loaded(self, bundle: Bundle, objective: Objective, taken: Counter[Hashable]) -> Steps:
         shape = _Shape.of(bundle)
         core = bundle.core
         kind = (shape, objective_key(objective), id(core.pool), id(core.net), core.trains is not None)
-        slots = self._kinds.setdefault(kind, {})
+        kept = self._kinds.setdefault(kind, [])
         self._kinds.move_to_end(kind)
-        while len(self._kinds) > _KINDS:
-            self._kinds.popitem(last=False)
-        if slot not in slots:
-            slots[slot] = _Recorded(bundle, shape, self._record, slot is not None)
-        return _Loaded(bundle, slots[slot])
+        if taken[kind] == len(kept):
+            kept.append(_Recorded(bundle, shape, self._record))
+        taken[kind] += 1
+        return _Loaded(bundle, kept[taken[kind] - 1])
 
     def forget(self) -> None:
         """Give all buffers and graphs back."""
@@ -148,14 +157,13 @@ def _prefix(active: int, lanes: int) -> int:
 class _Recorded:
     """Buffers of one shape, and graphs of the step over the first lanes of them, by their number and the width."""
 
-    def __init__(self, bundle: Bundle, shape: _Shape, record: Record | None, own_stream: bool) -> None:
+    def __init__(self, bundle: Bundle, shape: _Shape, record: Record | None) -> None:
         self.shape = shape
         self.rows = shape.new_rows(bundle.rows)
         trains = None if bundle.core.trains is None else torch.empty_like(bundle.core.trains)
         self.core = replace(bundle.core, tables=shape.new_tables(bundle.core.tables), trains=trains)
         self.number = torch.zeros(1, dtype=torch.int64, device=self.rows.parameters.device)
-        cuda = self.number.device.type == "cuda"
-        self.stream = torch.cuda.Stream() if cuda and own_stream else None
+        self.stream = torch.cuda.Stream() if self.number.device.type == "cuda" else None
         self.record = record or _CudaGraphs(self.stream)
         self.graphs: dict[tuple[int, int], Callable[[], None]] = {}
         self.seen: Counter[tuple[int, int]] = Counter()

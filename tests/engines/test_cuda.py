@@ -88,8 +88,7 @@ def test_branch_is_the_loop_to_the_last_bit(precision):
 def test_steps_are_recorded_once_and_replayed():
     fed = federation("cuda", engine="vectorised")
     coterie.FedAvg(rounds=3, batch=8).fit(fed)
-    kinds = fed._engine._site.form._recorder._kinds
-    ((recorded,),) = (slots.values() for slots in kinds.values())
+    ((recorded,),) = fed._engine._site.form._recorder._kinds.values()
     assert recorded.graphs
     assert not recorded.fails
     again = dict(recorded.graphs)

@@ -136,15 +136,15 @@ def test_an_error_of_one_run_is_raised_and_ends_the_others():
 
 
 def test_a_training_that_fails_together_is_tried_alone(monkeypatch):
-    train = Vectorised.train
+    train = Vectorised.train_all
 
-    def limited(self, work):
-        if len(work.lanes) > 4:
+    def limited(self, works):
+        if sum(len(work.lanes) for work in works) > 4:
             raise RuntimeError("too many")
-        return train(self, work)
+        return train(self, works)
 
-    monkeypatch.setattr(Vectorised, "train", limited)
-    chosen = settings("fedavg", "local")
+    monkeypatch.setattr(Vectorised, "train_all", limited)
+    chosen = settings("fedavg", "local", "fedprox")
     agree(compare(chosen, together=True), compare(chosen, together=False))
 
 
@@ -195,17 +195,42 @@ def test_as_many_lanes_are_trained_together_as_fit(monkeypatch):
     assert served() == [2, 2] * 3  # four clients each
 
 
+def test_kinds_that_have_no_step_in_common_are_trained_side_by_side_as_far_as_they_fit(monkeypatch):
+    beside, train = [], Vectorised.train_all
+
+    def noted(self, works):
+        beside.append([len(work.lanes) for work in works])
+        return train(self, works)
+
+    chosen = settings("fedavg", "fedprox", "local", "scaffold", split_seed=0)
+    monkeypatch.setattr(Vectorised, "train_all", noted)
+    compare(chosen, together=True)
+    assert beside == [[8, 4, 4]] * 3  # FedAvg and Local, FedProx, SCAFFOLD; four clients each
+    for fits, expected in ((12, [[8, 4], [4]]), (9, [[8], [4, 4]]), (7, [[4]] * 4)):
+        beside.clear()
+        monkeypatch.setattr(coterie.engines.simulation.Simulation, "lanes_at_once", lambda self, rows, n=fits: n)
+        found = compare(chosen, together=True)
+        assert beside == expected * 3
+    agree(found, compare(chosen, together=False))
+
+
 def test_when_memory_runs_out_runs_go_on_in_halves(monkeypatch):
-    served, train = batches(monkeypatch), Vectorised.train
+    served, train, tried = batches(monkeypatch), Vectorised.train_all, []
 
-    def limited(self, work):
-        if len(work.lanes) > 8:
+    def limited(self, works):
+        tried.append(sum(len(work.lanes) for work in works))
+        if tried[-1] > 8:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return train(self, work)
+        return train(self, works)
 
-    monkeypatch.setattr(Vectorised, "train", limited)
+    monkeypatch.setattr(Vectorised, "train_all", limited)
     compare(settings("fedavg", split_seed=0), seeds=4, together=True)
-    assert served() == [4, 2, 2, 2, 2, 2, 2]
+    assert served() == [2] * 6
+    assert tried == [16, 8, 8, 8, 8, 8, 8], "what did not fit once is not tried again"
+    tried.clear()
+    compare(settings("fedavg", "fedprox", split_seed=0), seeds=2, together=True)
+    assert served() == [2] * 6
+    assert tried == [16, 8, 8, 8, 8, 8, 8], "the same for kinds side by side"
 
 
 @pytest.mark.parametrize("names", [("fedavg", "scaffold"), ("ifca", "flis-dc")], ids=", ".join)

@@ -38,9 +38,10 @@ def _convolve(
     client = tl.program_id(2).to(tl.int64)
     images += client * images_stride
     kernels += client * kernels_stride
-    taps = CHANNELS * KERNEL_HEIGHT * KERNEL_WIDTH
-    area = OUT_HEIGHT * OUT_WIDTH
+    taps: tl.constexpr = CHANNELS * KERNEL_HEIGHT * KERNEL_WIDTH
+    area: tl.constexpr = OUT_HEIGHT * OUT_WIDTH
     pixel = tl.program_id(0) * BLOCK_PIXELS + tl.arange(0, BLOCK_PIXELS)
+    real = pixel < rows * area
     row, place = pixel // area, pixel % area
     top, left = place // OUT_WIDTH - PAD_HEIGHT, place % OUT_WIDTH - PAD_WIDTH
     corner = row * (CHANNELS * HEIGHT * WIDTH) + top * WIDTH + left
@@ -48,18 +49,24 @@ def _convolve(
     total = tl.zeros((BLOCK_PIXELS, BLOCK_FILTERS), dtype=tl.float32)
     for first in range(0, taps, BLOCK_TAPS):
         tap = first + tl.arange(0, BLOCK_TAPS)
-        channel, spot = tap % CHANNELS, tap // CHANNELS
-        down, right = spot // KERNEL_WIDTH, spot % KERNEL_WIDTH
+        if CHANNELS % BLOCK_TAPS == 0:  # one place for the whole block: borders are a matter of pixels alone
+            channel, spot = first % CHANNELS + tl.arange(0, BLOCK_TAPS), first // CHANNELS
+            down, right = spot // KERNEL_WIDTH, spot % KERNEL_WIDTH
+            y, x = (top + down)[:, None], (left + right)[:, None]
+            there = real[:, None]
+        else:
+            channel, spot = tap % CHANNELS, tap // CHANNELS
+            down, right = spot // KERNEL_WIDTH, spot % KERNEL_WIDTH
+            y, x = top[:, None] + down[None, :], left[:, None] + right[None, :]
+            there = real[:, None] & (tap[None, :] < taps)
+        if PAD_HEIGHT + PAD_WIDTH > 0:
+            there = there & (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH)
         if FLIP:
             stored = channel * (KERNEL_HEIGHT * KERNEL_WIDTH) + (KERNEL_HEIGHT * KERNEL_WIDTH - 1 - spot)
             weights = kernels + stored[:, None] * FILTERS + filters[None, :]
         else:
             weights = kernels + filters[None, :] * taps + tap[:, None]
         weight = tl.load(weights, mask=(filters[None, :] < FILTERS) & (tap[:, None] < taps), other=0.0)
-        there = (pixel[:, None] < rows * area) & (tap[None, :] < taps)
-        if PAD_HEIGHT + PAD_WIDTH > 0:
-            y, x = top[:, None] + down[None, :], left[:, None] + right[None, :]
-            there = there & (y >= 0) & (y < HEIGHT) & (x >= 0) & (x < WIDTH)
         offset = channel * (HEIGHT * WIDTH) + down * WIDTH + right
         value = tl.load(images + corner[:, None] + offset[None, :], mask=there, other=0.0)
         total = tl.dot(value, weight, total, input_precision=PRECISION)
@@ -68,7 +75,7 @@ def _convolve(
         total += tl.load(biases + client * biases_stride + filters, mask=filters < FILTERS, other=0.0)[:, None]
     out += client * rows * (FILTERS * area)
     target = row[None, :] * (FILTERS * area) + filters[:, None] * area + place[None, :]
-    tl.store(out + target, total, mask=(filters[:, None] < FILTERS) & (pixel[None, :] < rows * area))
+    tl.store(out + target, total, mask=(filters[:, None] < FILTERS) & real[None, :])
 
 
 @triton.jit(do_not_specialize=["clients"])
@@ -139,7 +146,7 @@ def weight_gradient(images: Tensor, gradients: Tensor, padding: tuple[int, int],
     filters, high, wide = gradients.shape[2:]
     down, right = height + 2 * padding[0] - high + 1, width + 2 * padding[1] - wide + 1
     taps = channels * down * right
-    tile, pixels, block, warps, stages = _gradient_blocks(filters, taps)
+    tile, pixels, block, warps, stages = _gradient_blocks(filters)
     programs = clients * triton.cdiv(filters, tile) * triton.cdiv(taps, block)
     steps = triton.cdiv(rows * high * wide, pixels)
     # As many parts as fill the processors four times over, each of at least four steps. Their sums are added in order.
@@ -355,14 +362,14 @@ def group_norm_back(
 
 def _convolution_blocks(filters: int, taps: int) -> tuple[int, int, int, int, int]:
     """Filters, pixels and taps that a program takes at once, its warps, and how many loads are under way: measured."""
-    tile = min(64, max(16, triton.next_power_of_2(filters)))
-    return (tile, 128, 16, 4, 3) if tile == 16 or taps > 128 else (tile, 256, 16, 8, 3)
+    tile = min(64, max(8, triton.next_power_of_2(filters)))
+    return tile, 128, 32 if taps <= 32 else 16, 2, 3
 
 
-def _gradient_blocks(filters: int, taps: int) -> tuple[int, int, int, int, int]:
+def _gradient_blocks(filters: int) -> tuple[int, int, int, int, int]:
     """The same for the gradient of weights."""
     tile = min(64, max(16, triton.next_power_of_2(filters)))
-    return (tile, 32, 128, 4, 3) if tile == 64 and taps > 128 else (tile, 64, 32, 4, 3)
+    return (tile, 32, 128, 4, 3) if tile == 64 else (tile, 64 if tile == 16 else 32, 32, 1, 3)
 
 
 def _rows_apart(stack: Tensor) -> Tensor:

@@ -2,16 +2,17 @@
 
 Every run goes on in a thread of its own, as ordinary code that knows nothing of the others, and only one thread is ever
 at work. A run that wants to compute waits until all others want to, or have ended; then what fits together is computed
-together. Answers come first: trainings wait until every run wants to train, so that runs that ask more than others do
-not train alone. On a GPU five small runs so take little longer than one. The outcome of a run is what it is alone, but
-for the rounding of sums.
+together, and trainings that have no step in common side by side. Answers come first: trainings wait until every run
+wants to train, so that runs that ask more than others do not train alone. On a GPU five small runs so take little
+longer than one. The outcome of a run is what it is alone, but for the rounding of sums.
 """
 
+import logging
 import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, TypeVar
@@ -29,6 +30,8 @@ from coterie.training import Terms, Work
 from coterie.weights import Models
 
 __all__ = ["Meeting"]
+
+log = logging.getLogger("coterie")
 
 T = TypeVar("T")
 
@@ -75,20 +78,36 @@ class _Training(_Request):
     def count(self) -> int:
         return len(self.work.lanes)
 
+    def rows(self) -> int:
+        """How many rows the largest batch has."""
+        return max(lane.local.batch or len(lane.index) for lane in self.work.lanes)
+
     def answer(self, inner: Form, group: Sequence["_Training"]) -> Sequence[tuple[Models, Tensor]]:
+        (answers,) = self.answers(inner, [group])
+        return answers
+
+    @classmethod
+    def answers(cls, inner: Form, groups: Sequence[Sequence["_Training"]]) -> list[list[tuple[Models, Tensor]]]:
+        """The results of groups of different kinds, which are trained side by side."""
+        found = []
+        for group, (models, losses) in zip(groups, inner.train_all([cls._joined(g) for g in groups]), strict=True):
+            parts = _split(group, *models.tensors, losses)
+            found.append([(Models(models.net, parameters, buffers), loss) for parameters, buffers, loss in parts])
+        return found
+
+    @staticmethod
+    def _joined(group: Sequence["_Training"]) -> Work:
+        """The works of a group as one."""
         works = [request.work for request in group]
         weights = [work.sample_weights for work in works if work.sample_weights is not None]
         most = max((weight.shape[1] for weight in weights), default=0)
-        joined = replace(
-            self.work,
+        return replace(
+            works[0],
             lanes=[lane for work in works for lane in work.lanes],
             start=Models.cat([work.start for work in works]),
             terms=Terms.cat([work.terms for work in works]),
             sample_weights=torch.cat([pad(own, (0, most - own.shape[1])) for own in weights]) if weights else None,
         )
-        models, losses = inner.train(joined)
-        parts = _split(group, *models.tensors, losses)
-        return [(Models(models.net, parameters, buffers), loss) for parameters, buffers, loss in parts]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -233,37 +252,57 @@ class Meeting:
         # In the order of the runs, so that nothing depends on which thread came first.
         numbers = sorted(asking or self._waiting)
         taken = [self._waiting.pop(number) for number in numbers]
-        groups: dict[Hashable, list[_Request]] = {}
+        groups: dict[Hashable, list[Any]] = {}
         try:
             for number, (inner, request) in zip(numbers, taken, strict=True):
                 # Where a model stands among others may decide its last bits: of strict runs each has its own stacks.
                 groups.setdefault((number if inner.strict else None, request.kind()), []).append(request)
-            for group in groups.values():
-                for some in self._fitting(group):
-                    self._answer(taken[0][0], some)
+            if asking:
+                for group in groups.values():
+                    self._answer(taken[0][0], group)
+            else:
+                for some in self._fitting(groups.values()):
+                    self._train(taken[0][0], some)
         finally:
             self._ready.extend(numbers)
 
-    def _fitting(self, group: Sequence[_Request]) -> list[list[_Request]]:
-        """The requests in groups that fit into memory together: questions bound that themselves."""
-        parts: list[list[_Request]] = [[]]
-        lanes = 0
-        for request in group:
-            if isinstance(request, _Training):
-                lanes += request.count()
-                rows = max(lane.local.batch or len(lane.index) for lane in request.work.lanes)
-                if parts[-1] and lanes > min(self._fits(rows), self._most):
-                    parts.append([])
-                    lanes = request.count()
-            parts[-1].append(request)
-        return parts
+    def _fitting(self, groups: Iterable[Sequence[_Training]]) -> list[list[list[_Training]]]:
+        """Trainings, in groups of a kind, as sets of groups that fit into memory side by side."""
+        sets: list[list[list[_Training]]] = [[]]
+        lanes, most = 0, sys.maxsize
+        for group in groups:
+            sets[-1].append([])
+            for request in group:
+                fitting = min(self._fits(request.rows()), self._most)
+                lanes, most = lanes + request.count(), min(most, fitting)
+                if lanes > most and lanes > request.count():
+                    sets.append([[]])
+                    lanes, most = request.count(), fitting
+                sets[-1][-1].append(request)
+        # A set that was full when a kind began has an empty group at its end.
+        return [[group for group in some if group] for some in sets if any(some)]
 
-    def _answer(self, inner: Form, group: list[_Request]) -> None:
-        (self.batches if group[0].trains else self.answers).append(len(group))
+    def _train(self, inner: Form, groups: Sequence[list[_Training]]) -> None:
+        """Train groups side by side. If that fails they are trained one after another, which shows who is to blame."""
+        if len(groups) > 1:
+            try:
+                with groups[0][0].settings():
+                    found = _Training.answers(inner, groups)
+                for group, results in zip(groups, found, strict=True):
+                    self._serve(group, results)
+                return
+            except torch.OutOfMemoryError:
+                self._most = sum(request.count() for group in groups for request in group) // 2
+            except Exception as error:
+                log.debug("%d groups failed side by side: %s", len(groups), error)
+            self._clear(inner)
+        for group in groups:
+            self._answer(inner, group)
+
+    def _answer(self, inner: Form, group: Sequence[_Request]) -> None:
         try:
             with group[0].settings():
-                for request, result in zip(group, group[0].answer(inner, group), strict=True):
-                    request.result = result
+                self._serve(group, group[0].answer(inner, group))
             return
         except torch.OutOfMemoryError as error:
             group[0].error = error if len(group) == 1 else None
@@ -274,11 +313,20 @@ class Meeting:
         if len(group) > 1:
             # In halves, so that in the end only the run that is to blame fails; or all fit into memory. Here, not
             # inside: the traceback of the error holds on to what the failed attempt has taken.
-            inner.forget()
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
+            self._clear(inner)
             for half in (group[: len(group) // 2], group[len(group) // 2 :]):
                 self._answer(inner, half)
+
+    def _serve(self, group: Sequence[_Request], results: Sequence[Any]) -> None:
+        (self.batches if group[0].trains else self.answers).append(len(group))
+        for request, result in zip(group, results, strict=True):
+            request.result = result
+
+    def _clear(self, inner: Form) -> None:
+        """Give back what a failed attempt holds."""
+        inner.forget()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
 class _Joined(Form):
