@@ -357,6 +357,7 @@ class Nested(nn.Module):
 def test_parts_are_named_layers_with_everything_below(part, count):
     net = make_net(lambda shape, classes: Nested(), (4,), 3)
     assert int(net.part(part).sum()) == count
+    assert net.part(part) is net.part(part), "made once: a recorded step must not fetch it from the host"
 
 
 def test_the_last_layer_is_the_head_even_below_another():

@@ -190,9 +190,18 @@ class Net:
         """
         return self._mask(self.buffers, part)
 
+    @cached_property
+    def _masks(self) -> dict[tuple[bool, str | tuple[str, ...]], Tensor]:
+        """Those that were asked for: a step that is recorded as a CUDA graph must not fetch one from the host."""
+        return {}
+
     def _mask(self, layout: Layout, part: str | Iterable[str]) -> Tensor:
-        flags = torch.tensor(self._belong(layout.names, part), dtype=torch.bool)
-        return flags.repeat_interleave(torch.tensor(layout.sizes, dtype=torch.int64)).to(self.device)
+        key = (layout is self.parameters, part if isinstance(part, str) else tuple(part))
+        if key not in self._masks:
+            flags = torch.tensor(self._belong(layout.names, key[1]), dtype=torch.bool)
+            sizes = torch.tensor(layout.sizes, dtype=torch.int64)
+            self._masks[key] = flags.repeat_interleave(sizes).to(self.device)
+        return self._masks[key]
 
     def _belong(self, names: Sequence[str], part: str | Iterable[str]) -> list[bool]:
         if isinstance(part, str):
