@@ -88,10 +88,11 @@ def synthetic(clients: Clients, training: LocalTraining, count: int, since: int)
         gan = _trained(clients, training, due)
         new, bounds = packed(_drawn(clients, gan, count))
         if not due.all():
-            new = torch.where(due.reshape(-1, *[1] * (new.dim() - 1)), new, clients.state("shown", new).cpu())
-            bounds = torch.where(due[:, None], bounds, clients.state("bounds", bounds).cpu())
+            fresh = due.to(new.device)
+            new = torch.where(fresh.reshape(-1, *[1] * (new.dim() - 1)), new, clients.state("shown", new))
+            bounds = torch.where(fresh[:, None], bounds, clients.state("bounds", bounds))
         clients.keep(gan=gan, shown=new, bounds=bounds, made=torch.where(due, clients.round, made))
-    return clients.state("shown").cpu(), clients.state("bounds").cpu()
+    return clients.state("shown"), clients.state("bounds")
 
 
 def _trained(clients: Clients, training: LocalTraining, due: Tensor) -> Tensor:
@@ -120,7 +121,7 @@ def packed(samples: Tensor) -> tuple[Tensor, Tensor]:
     low, high = flat.amin(dim=1), flat.amax(dim=1)
     scale = torch.where(high > low, high - low, 1)
     levels = ((flat - low[:, None]) * (_LEVELS / scale)[:, None]).round()
-    return levels.to(torch.uint8).reshape(samples.shape).cpu(), torch.stack([low, high], dim=1).cpu()
+    return levels.to(torch.uint8).reshape(samples.shape), torch.stack([low, high], dim=1)
 
 
 def unpacked(samples: Tensor, bounds: Tensor) -> Tensor:

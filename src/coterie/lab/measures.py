@@ -466,4 +466,4 @@ class SyntheticSamples(Measure):
 def show_samples(clients: Clients, gan: LocalTraining, count: int) -> Outputs:
     """Synthetic samples of every client, in the units of prepared inputs."""
     samples: Tensor = unpacked(*synthetic(clients, gan, count, since=1))
-    return {"samples": samples.to(torch.float32)}
+    return {"samples": samples.float().cpu()}

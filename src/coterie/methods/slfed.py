@@ -274,6 +274,12 @@ def _places(clients: Clients, names: Names) -> list[int]:
     return [names.index(name) for name in clients.names]
 
 
+def _counted(clients: Clients, models: Models, samples: Tensor, bounds: Tensor) -> Tensor:
+    """The classes that models see in packed samples, which are unpacked where the models are: there are many."""
+    device = clients.net.device
+    return class_counts(clients, models, unpacked(samples.to(device), bounds.to(device)))
+
+
 def _cosine(left: Tensor, right: Tensor) -> float:
     return float(F.cosine_similarity(left.double(), right.double(), dim=0).clamp(0, 1))
 
@@ -288,7 +294,7 @@ def introduce(
     """Train the own model, make synthetic samples if those at hand are from before `since`, and show them."""
     own = clients.train(clients.state("model", otherwise=clients.initial()), local).models
     shown, bounds = synthetic_samples(clients, gan, synthetic, since)
-    counts = class_counts(clients, own, unpacked(shown, bounds))
+    counts = _counted(clients, own, shown, bounds)
     clients.keep(model=own, counts=counts)
     for row, peers in enumerate(links.cpu()):
         for peer in peers.nonzero()[:, 0].tolist():
@@ -308,7 +314,7 @@ def judge(clients: Clients, names: Names) -> None:
         some = next(letter for letter in letters if letter is not None)  # who has fewer looks at another's in vain
         contents = [(letter or some).content for letter in letters]
         samples, bounds = (torch.stack([content[name] for content in contents]) for name in ("samples", "bounds"))
-        for row, counts in enumerate(class_counts(clients, own, unpacked(samples, bounds))):
+        for row, counts in enumerate(_counted(clients, own, samples, bounds)):
             if (letter := letters[row]) is not None:
                 table[row, names.index(letter.sender), _ALIKE] = _cosine(counts, letter.content["counts"])
                 clients.write(row, letter.sender, "counts", counts=counts)
