@@ -73,6 +73,16 @@ def test_a_study_ends_in_tables_figures_and_a_page(call, tmp_path):
     assert summary["method"] == "fedavg"
 
 
+def test_figures_that_a_study_no_longer_has_are_deleted_and_those_of_others_are_not(call, tmp_path):
+    write(tmp_path / "small.toml")
+    figures = tmp_path / "results" / "figures"
+    figures.mkdir(parents=True)
+    for name in ("small-1.png", "small-2.png", "small-2-1.png", "smaller-2.svg"):
+        (figures / name).touch()
+    call("study run small.toml --show")
+    assert {path.name for path in figures.iterdir()} == {"small-2-1.png", "smaller-2.svg"}
+
+
 def test_showing_runs_nothing(call, tmp_path):
     write(tmp_path / "small.toml")
     assert "0 of 4 are done" in call("study run small.toml --show").out

@@ -53,7 +53,7 @@ def test_every_experiment_has_a_recipe():
 @pytest.mark.parametrize("name", OURS)
 def test_a_recipe_says_what_it_is_and_where_choices_come_from(name):
     study = read(name)
-    assert study.paper == name.partition("/")[0]
+    assert study.paper.lower() == name.partition("/")[0]
     assert all((study.title, study.place, study.about, study.cost))
     assert study.tables or study.figures
     given = {option for cell in study.cells() for option in cell.options}

@@ -7,6 +7,7 @@ import pytest
 
 import coterie
 from coterie.report.figures import clients_figure, curves_figure, run_figure, save, split_figure, svg
+from coterie.report.figures.records import named
 
 
 def rounds(*accuracies, **more):
@@ -145,3 +146,20 @@ def test_a_result_is_plotted(tmp_path):
 def test_a_result_without_test_data_is_plotted(tmp_path):
     fed = coterie.simulate("digits", net="logistic", clients=3, limit=200, test_share=0.0)
     drawn(run_figure(coterie.Local(rounds=1).fit(fed)), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("statistic", "words"),
+    [
+        ("accuracy_mean", "mean accuracy of clients, %"),
+        ("groups", "groups"),
+        ("window(accuracy_mean, 151, 200)", "mean accuracy of clients, rounds 151 to 200, %"),
+        (
+            "rounds_to_final(global_accuracy_mean, FedAvg)",
+            "rounds to what FedAvg ends with, accuracy on the global test set",
+        ),
+        ("rounds_to(accuracy_mean, 0.8)", "rounds to 0.8 of mean accuracy of clients"),
+    ],
+)
+def test_axes_say_in_words_what_is_shown(statistic, words):
+    assert named(statistic) == words

@@ -355,6 +355,34 @@ def test_a_tie_is_not_ahead():
     assert (found.published, found.at_equal_rounds, found.at_equal_steps) == (False, False, False)
 
 
+@pytest.mark.parametrize(
+    ("ours", "theirs", "ahead"),
+    [
+        ([0.9, 0.9], [0.5, 0.5], True),
+        ([0.5, 0.5], [0.9, 0.9], False),
+        ([0.9, 0.9], [0.5, 0.9], True),
+        ([0.9, 0.5], [0.5, 0.9], None),
+        ([0.5, 0.5], [0.5, 0.5], None),
+        ([0.9, 0.9], [0.5], None),
+    ],
+)
+def test_who_gets_there_with_more_seeds_is_ahead_of_who_does_not(ours, theirs, ahead):
+    runs = {("a",): seeds(*ours), ("b",): seeds(*theirs)}
+    rounds = {"values": {"rounds": "rounds_to(accuracy_mean, 0.9)"}, "percent": False, "better": "lower"}
+    spec = table_of(rows=("method",), columns=(), published={"a": [3], "b": []}, **rounds)
+    (found,) = orderings(spec, Findings({"method": ("a", "b")}, runs), ["a"])
+    assert (found.published, found.at_equal_rounds) == (True, ahead)
+    (turned,) = orderings(replace(spec, published={"a": [], "b": [3]}), Findings({"method": ("a", "b")}, runs), ["a"])
+    assert turned.published is False
+
+
+def test_two_that_are_printed_as_never_are_not_compared():
+    runs = {("a",): seeds(0.5), ("b",): seeds(0.5)}
+    rounds = {"values": {"rounds": "rounds_to(accuracy_mean, 0.9)"}, "percent": False, "better": "lower"}
+    spec = table_of(rows=("method",), columns=(), published={"a": [], "b": []}, **rounds)
+    assert orderings(spec, Findings({"method": ("a", "b")}, runs), ["a"]) == []
+
+
 def test_equal_steps_in_the_table_are_no_claim_of_their_own():
     spec, findings = example()
     spec = replace(

@@ -10,7 +10,6 @@ from dataclasses import fields
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from coterie import evidence, grouping, trust

@@ -478,24 +478,38 @@ def orderings(spec: TableSpec, findings: Findings, own: Sequence[str], variants:
                 for one in (what, what.at_equal_steps)
             )
             for method, baseline in compared:
-                printed = [
+                ours, theirs = (
                     spec.published.get(_name(spec, {**place, METHOD: name}, value)) for name in (method, baseline)
-                ]
-                paper = sign * (printed[0][0] - printed[1][0]) > 0 if printed[0] and printed[1] else None
-                rounds, steps = (_ahead(at, method, baseline, sign) for at in (at_rounds, at_steps))
+                )
+                paper = _printed_ahead(ours, theirs, sign)
+                rounds, steps = (_ahead(at, method, baseline, sign, what.may_never_be) for at in (at_rounds, at_steps))
                 if paper is not None or rounds[0] is not None:
                     found.append(Ordering(spec.title, others, value, method, baseline, paper, rounds[0], steps[0]))
                     raw.append((rounds[1], steps[1]))
     return _corrected(found, raw)
 
 
+def _printed_ahead(ours: Sequence[float] | None, theirs: Sequence[float] | None, sign: float) -> bool | None:
+    """Whether a printed number is ahead of another; an empty one says never, which is behind every number."""
+    if ours is None or theirs is None or not (ours or theirs):
+        return None
+    return sign * (ours[0] - theirs[0]) > 0 if ours and theirs else bool(ours)
+
+
 def _ahead(
-    figures: Mapping[str, Estimate], method: str, baseline: str, sign: float
+    figures: Mapping[str, Estimate], method: str, baseline: str, sign: float, may_never_be: bool
 ) -> tuple[bool | None, float | None]:
-    """Whether a method is ahead of a baseline under the seeds that both have, and how likely so by chance."""
+    """Whether a method is ahead of a baseline under the seeds that both have, and how likely so by chance.
+
+    Where runs may never come to a figure, who gets there with more of as many seeds is ahead.
+    """
     if method not in figures or baseline not in figures:
         return None, None
-    test = paired(figures[method].values, figures[baseline].values)
+    ours, theirs = figures[method], figures[baseline]
+    equally_many = ours.count + len(ours.without) == theirs.count + len(theirs.without)
+    if may_never_be and equally_many and ours.count != theirs.count:
+        return ours.count > theirs.count, None
+    test = paired(ours.values, theirs.values)
     return (None, None) if test is None else (sign * test.difference > 0, test.t_test)
 
 
@@ -616,11 +630,11 @@ _WORDS = {
 
 def own_methods(study: Study) -> tuple[str, ...]:
     """The labels of the methods that are the paper's own: as the study says, or those named like the paper, such as
-    `flis-dc` of `flis`, that are no variants."""
+    `flis-dc` of FLIS, that are no variants."""
     if study.own:
         return study.own
     named = {label: str(options.get("method", "")) for label, options in study.axes[METHOD].items()}
-    paper = study.paper
+    paper = study.paper.lower()
     like = [label for label, name in named.items() if paper and (name == paper or name.startswith(f"{paper}-"))]
     return tuple(label for label in like if label not in study.variants)
 

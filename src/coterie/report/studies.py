@@ -1,5 +1,6 @@
 """What a study found: its tables in every format, its figures, and a page with all of it."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
@@ -54,6 +55,10 @@ def write_study(results: Results, out: Path) -> Report:
     for number, (_, figure) in enumerate(figures, 1):
         for ending in ("svg", "png"):
             save(figure, out / "figures" / f"{stem}-{number}.{ending}")
+    for path in (out / "figures").iterdir():
+        numbered = re.fullmatch(rf"{re.escape(stem)}-(\d+)", path.stem)
+        if numbered and int(numbered[1]) > len(figures):
+            path.unlink()  # of an earlier state of the study, which had more figures
     _write_page(out / f"{stem}.html", results, report, figures)
     return report
 

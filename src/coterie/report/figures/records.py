@@ -53,9 +53,29 @@ _WORDS = {
 }
 
 
+_FUNCTIONS = {
+    "window": "{}, rounds {} to {}",
+    "best": "best {}",
+    "least": "lowest {}",
+    "at": "{}, round {}",
+    "equal_steps": "{}, at equal steps",
+    "rounds_to": "rounds to {1:.4g} of {0}",
+    "rounds_to_final": "rounds to what {1} ends with, {0}",
+    "bytes_to": "bytes to {1:.4g} of {0}",
+    "megabits_to": "megabits of a client to {1:.4g} of {0}",
+}
+
+
 def named(key: str) -> str:
     """What a figure of a run is called on an axis."""
-    return _WORDS.get(key, key.replace("_", " ")) + (", %" if is_share(key) else "")
+    what = statistic(key)
+    words = [_word(part) if isinstance(part, str) else part for part in what.arguments]
+    called = _FUNCTIONS[what.name].format(*words) if what.name in _FUNCTIONS else _word(key)
+    return called + (", %" if is_share(key) else "")
+
+
+def _word(key: str) -> str:
+    return _WORDS.get(key, key.replace("_", " "))
 
 
 def is_share(key: str) -> bool:
