@@ -11,8 +11,10 @@ import time
 import pytest
 import tomli_w
 
+from coterie import settings as settings_module
 from coterie.errors import CoterieError
 from coterie.lab import campaign as module
+from coterie.lab.batch import Batch
 from coterie.lab.campaign import Campaign
 from coterie.lab.folder import BusyError, RunFolder
 from coterie.lab.study import Study
@@ -215,3 +217,28 @@ def test_kill_9_at_any_moment(undisturbed, tmp_path):
         process.wait()
     subprocess.run(command, check=True, capture_output=True)
     assert summaries(tmp_path / "results") == summaries(undisturbed)
+
+
+def test_measures_read_the_same_data_once_and_keep_no_clients(tmp_path, monkeypatch):
+    read, loaded = [], settings_module._loaded
+    monkeypatch.setattr(settings_module, "_loaded", lambda *given: (read.append(given), loaded(*given))[1])
+    # Without a limit, which would pick other samples for every seed.
+    options = {"clients": 4, "net": "logistic", "workers": 0, "device": "cpu", "split": "cafa-mixed"}
+    axes = {"method": {"Labels": {"measure": "label-clusters"}}}
+    table = {"title": "Clusters", "rows": ["method"], "columns": [], "values": {"accuracy": "accuracy"}}
+    small = Study.of({"title": "Labels", "seeds": 3, "options": options, "axes": axes, "tables": [table]}, "labels")
+    campaign = Campaign(tmp_path)
+    tasks = list(campaign.tasks(small))
+    assert campaign.carry_out(tasks).done == 3
+    assert len(read) == 1
+    assert not any("population" in task.settings.world.__dict__ for task in tasks)
+
+
+def test_worlds_that_are_done_are_given_back(tmp_path, monkeypatch):
+    made = []
+    begin = Batch.__init__
+    monkeypatch.setattr(Batch, "__init__", lambda self, *given: (begin(self, *given), made.append(self))[0])
+    campaign = Campaign(tmp_path)
+    campaign.carry_out(campaign.tasks(study()))
+    assert [len(batch._settings) for batch in made] == [8]
+    assert not any("population" in one.world.__dict__ for one in made[0]._settings)

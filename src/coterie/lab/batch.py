@@ -81,6 +81,8 @@ class Batch:
                 entries |= {number: one_run(self._settings[number], fed) for number in numbers}
             finally:
                 fed.close()
+                # A world that is done is not needed any more, and may have samples of its own.
+                world.__dict__.pop("population", None)
         return [entries[number] for number in range(len(self._settings))]
 
     def _run_together(self, one_run: Callable[[Settings, Federation], Entry | None]) -> list[Entry | None]:

@@ -18,7 +18,7 @@ from coterie.fitting import Checkpoint, Observer, Record, Result
 from coterie.lab.batch import Batch
 from coterie.lab.folder import BusyError, StoredRun, write_whole
 from coterie.lab.study import Measuring, Place, Study, Task
-from coterie.settings import Settings, read_table
+from coterie.settings import Settings, World, read_table
 
 __all__ = ["Campaign", "Outcome", "Results"]
 
@@ -109,10 +109,11 @@ class Campaign:
         outcome = Outcome()
         pending = self.pending(tasks)
         try:
+            world: World | None = None
             for task in pending:
                 if isinstance(task.settings, Measuring):
                     _check_time(until)
-                    self._measure(task, outcome)
+                    world = self._measure(task, world, outcome)
             for batch in _batches([task for task in pending if isinstance(task.settings, Settings)]):
                 _check_time(until)
                 # Another process may have finished some of it since.
@@ -121,20 +122,24 @@ class Campaign:
             outcome.time_up = True
         return outcome
 
-    def _measure(self, task: Task, outcome: Outcome) -> None:
+    def _measure(self, task: Task, before: World | None, outcome: Outcome) -> World | None:
+        """Measure in the task's world, and give that back: the next one takes over its data where they are the same."""
         assert isinstance(task.settings, Measuring)
         try:
-            summary, details = task.settings.measure.run(task.settings.world)
+            # A copy, so that the task does not keep the clients: there may be many tasks.
+            world = task.settings.world.beside(before or task.settings.world)
+            summary, details = task.settings.measure.run(world)
         except CoterieError as error:
             outcome.failed[task.name] = str(error)
-            return
+            return before
         folder = self.folder(task)
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / "settings.toml", tomli_w.dumps(task.settings.table()))
         write_whole(folder / "details.json", json.dumps(details) + "\n")
-        summary = {"measure": task.what, "seed": task.settings.world.seed, **summary}
+        summary = {"measure": task.what, "seed": world.seed, **summary}
         write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
         outcome.done += 1
+        return world
 
     def _run(
         self, tasks: Sequence[Task], until: float | None, watch: Callable[[Task], Sequence[Observer]], outcome: Outcome
