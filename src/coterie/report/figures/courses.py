@@ -264,8 +264,7 @@ class Trust(Kind):
                 axes.set_ylim(bottom=0)
             if title:
                 style.headed(figure, title)
-            if len(names) > 1:
-                style.legend(right)
+            style.legend_below([left, right])
         return figure
 
 

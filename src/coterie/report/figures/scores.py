@@ -200,8 +200,7 @@ class Spread(Plot):
 
     def add_legend(self, axes: Axes) -> None:
         """Below all, because lines are everywhere."""
-        if len(shown := style.handles([axes])) > 1:
-            axes.figure.legend([*shown.values()], [*shown], loc="outside lower right", ncols=2, fontsize=9)
+        style.legend_below([axes])
 
     def _shown(self, everywhere: Mapping[str, Sequence[Any]]) -> list[str]:
         """The scores that some run has."""

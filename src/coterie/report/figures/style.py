@@ -28,6 +28,7 @@ __all__ = [
     "headed",
     "heat",
     "legend",
+    "legend_below",
     "logarithmic",
     "look",
     "mark_groups",
@@ -156,6 +157,13 @@ def legend(axes: Axes, shown: Mapping[str, Artist] | None = None, most: int = 4)
         axes.legend([*shown.values()], [*shown], loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
     elif shown:
         axes.legend([*shown.values()], [*shown], loc="best")
+
+
+def legend_below(panels: Sequence[Axes]) -> None:
+    """One legend for all axes, below them: where areas or lines are everywhere, it would hide some inside."""
+    shown, made = handles(panels), panels[0].figure
+    if len(shown) > 1:
+        made.legend([*shown.values()], [*shown], loc="outside lower center", ncols=2, fontsize=9)
 
 
 def _make_room(axes: Axes, height: float) -> None:
