@@ -116,6 +116,21 @@ def test_the_next_round_records_nothing_new():
     assert len(made) == 3
 
 
+def test_works_side_by_side_are_what_they_are_alone_in_buffers_that_are_kept(monkeypatch):
+    monkeypatch.setattr(graphs, "_KINDS", 2)  # fewer than there are: nothing is taken away while it is in use
+    here, works, train = world(mlp, (7, 3, 12, 1)), [], Vectorised.train
+    monkeypatch.setattr(Vectorised, "train", lambda self, work: (works.append(work), train(self, work))[1])
+    slower, faster = (LocalTraining(epochs=2, batch=4, momentum=momentum) for momentum in (0.5, 0.9))  # of one kind
+    alone = [trained(here, Vectorised(), local, number=2) for local in (LOCAL, slower, faster)]
+    alone.append(trained(here, Vectorised(), objective=noisy))
+    recorder = Recorder(again)
+    for _ in range(2):
+        for (models, losses), expected in zip(Vectorised(recorder=recorder).train_all(works), alone, strict=True):
+            close(models.parameters, expected.models.parameters, WITHIN)
+            close(losses, expected.loss, WITHIN)
+    assert [len(kept) for kept in recorder._kinds.values()] == [2, 1]
+
+
 def test_what_cannot_be_recorded_runs_as_it_is(caplog):
     def refuses(step):
         raise RuntimeError("operation not permitted")
