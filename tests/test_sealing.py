@@ -398,16 +398,6 @@ def test_only_the_newest_runs_are_remembered(sites, tmp_path):
         sites.open(sealed)
 
 
-def test_a_run_that_has_ended_is_forgotten(sites, tmp_path):
-    sealed, key = sites.seal(), _secrets(tmp_path / "b")[0]
-    sites["b"].announce("other", 1)
-    sites["b"].forget("r")
-    assert key not in stored(tmp_path / "b")
-    assert len(_secrets(tmp_path / "b")) == 1
-    with pytest.raises(SealingError, match="none was announced"):
-        sites.open(sealed)
-
-
 @pytest.mark.parametrize("number", [-1, 2**32, 1.5, "1", None], ids=str)
 def test_rounds_and_phases_are_whole_numbers(sites, number):
     for attempt in (

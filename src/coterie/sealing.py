@@ -202,11 +202,6 @@ class Seals:
                 store.execute("DELETE FROM opened WHERE run NOT IN (SELECT run FROM keys)")
         return self._announcement(found[1], (run, round))
 
-    def forget(self, run: str) -> None:
-        """Delete the key of a run that has ended."""
-        with self._store() as store:
-            _remove(store, run)
-
     def seal(
         self,
         content: bytes,

@@ -757,3 +757,20 @@ def test_a_legend_has_room_for_all_curves(curves):
     assert box.y0 >= whole.y0
     assert box.y1 <= whole.y1
     assert axes.get_window_extent().width > whole.width / 3
+
+
+@pytest.mark.parametrize("curves", [2, 12])
+def test_long_names_stand_below_and_leave_curves_their_room(curves):
+    made, (axes,) = style.figure(7, 3.4)
+    for number in range(curves):
+        label = f"method {number}, epochs 10, participation 0.1, batch 10"
+        axes.plot([0, 1], [0, number], label=label, **style.look(number))
+    style.legend(axes)
+    made.draw_without_rendering()
+    (legend,) = made.legends
+    box, room, whole = legend.get_window_extent(), axes.get_tightbbox(), made.bbox
+    assert len(legend.get_texts()) == curves
+    assert whole.x0 <= box.x0 < box.x1 <= whole.x1
+    assert whole.y0 <= box.y0 < box.y1 <= room.y0
+    assert room.width > 0.9 * whole.width
+    assert room.height > 3 * made.dpi

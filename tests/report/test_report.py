@@ -200,6 +200,12 @@ def test_the_command_writes_a_page_and_replaces_it(call, tmp_path, folder):
     assert "<h1>local-seed0, fedavg-seed0</h1>" in (tmp_path / "new/page.html").read_text()
 
 
+def test_the_names_of_many_folders_are_no_title(call, tmp_path, folder):
+    folders = " ".join(str(folder / f"{name}-seed0") for name in METHODS[:4])
+    assert call(f"report {folders} -o page.html").code == 0
+    assert "<h1>4 runs</h1>" in (tmp_path / "page.html").read_text()
+
+
 def test_the_command_replaces_nothing_else(refused, tmp_path, folder):
     (tmp_path / "thesis.html").write_text("<!doctype html>mine")
     refused(f"report {folder} -o thesis.html", "thesis.html: is there already and no page of ours")

@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
+from matplotlib.legend import Legend
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
@@ -29,6 +30,7 @@ __all__ = [
     "heat",
     "legend",
     "legend_below",
+    "legend_rows",
     "logarithmic",
     "look",
     "mark_groups",
@@ -78,6 +80,8 @@ _MARGIN = 0.05
 """What is left free beside a title, in inches."""
 _LINE, _AROUND = 0.22, 0.9
 """A line of a legend, and what is above and below axes, in inches."""
+_LONG = 26
+"""Letters of an entry that no legend has beside or inside axes: it would leave them no room."""
 _NARROWEST = 12
 """Letters of a line that no title is broken below."""
 _UNKNOWN = "#dddddd"
@@ -150,9 +154,11 @@ def handles(panels: Iterable[Axes]) -> dict[str, Artist]:
 
 
 def legend(axes: Axes, shown: Mapping[str, Artist] | None = None, most: int = 4) -> None:
-    """Inside the axes with at most so many entries, else beside them, where it hides no curves."""
+    """Inside the axes with at most so many entries, else beside them, where it hides no curves; long ones below."""
     shown = handles([axes]) if shown is None else shown
-    if len(shown) > most:
+    if any(len(label) > _LONG for label in shown):
+        _put_below(axes, shown)
+    elif len(shown) > most:
         _make_room(axes, _LINE * len(shown))
         axes.legend([*shown.values()], [*shown], loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
     elif shown:
@@ -161,9 +167,27 @@ def legend(axes: Axes, shown: Mapping[str, Artist] | None = None, most: int = 4)
 
 def legend_below(panels: Sequence[Axes]) -> None:
     """One legend for all axes, below them: where areas or lines are everywhere, it would hide some inside."""
-    shown, made = handles(panels), panels[0].figure
+    shown = handles(panels)
     if len(shown) > 1:
-        made.legend([*shown.values()], [*shown], loc="outside lower center", ncols=2, fontsize=9)
+        _put_below(panels[0], shown)
+
+
+def _put_below(axes: Axes, shown: Mapping[str, Artist]) -> None:
+    made = axes.figure
+    assert isinstance(made, Figure)
+    height = legend_rows(made, shown, loc="outside lower center", fontsize=9).get_window_extent().height
+    made.set_figheight(made.get_figheight() + height / made.dpi)
+
+
+def legend_rows(made: Figure, shown: Mapping[str, Artist], **told: Any) -> Legend:
+    """A legend of a figure, in as few rows as fit its width."""
+    for rows in range(1, len(shown) + 1):
+        columns = -(-len(shown) // rows)
+        legend = made.legend([*shown.values()], [*shown], ncols=columns, **told)
+        if columns == 1 or legend.get_window_extent().width <= made.bbox.width:
+            break
+        legend.remove()
+    return legend
 
 
 def _make_room(axes: Axes, height: float) -> None:
