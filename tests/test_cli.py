@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import signal
 import subprocess
 import sys
 import tomllib
@@ -120,10 +121,14 @@ def test_own_images_are_scaled(call, tmp_path):
     assert outcome.json["data"] == "pictures"
 
 
-def test_a_stop_says_how_to_go_on(call, monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_says_how_to_go_on(call, monkeypatch, number):
+    before = signal.getsignal(number)
+
     class Stopped(methods["fedavg"]):
         def round(self, fed, state):
-            raise KeyboardInterrupt
+            assert callable(signal.getsignal(number))  # else all tests would end here
+            signal.raise_signal(number)
 
     monkeypatch.setitem(methods._classes, "fedavg", Stopped)
     outcome = call(f"run fedavg {TINY}")
@@ -132,6 +137,7 @@ def test_a_stop_says_how_to_go_on(call, monkeypatch):
     outcome = call(f"compare fedavg {TINY} --out c")
     assert outcome.err == "stopped; to go on: the same command with --resume --out c\n"
     assert call("demo").err == "stopped; to go on: coterie demo, which begins anew\n"
+    assert signal.getsignal(number) is before
 
 
 def test_a_stop_before_anything_was_written_says_so(call, monkeypatch):

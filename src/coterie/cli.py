@@ -3,11 +3,13 @@
 import inspect
 import json
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 from rich.text import Text
@@ -359,7 +361,8 @@ def report(
         raise SettingsError(f"out={out}: is there already and no page of ours; choose another file")
     stored = [StoredRun.read(folder) for path in runs for folder in _run_folders(path)]
     try:
-        write_report(out, title or ", ".join(dict.fromkeys(path.absolute().name for path in runs)), stored)
+        names = list(dict.fromkeys(path.absolute().name for path in runs))
+        write_report(out, title or (", ".join(names) if len(names) <= 3 else f"{len(stored)} runs"), stored)
     except OSError as error:
         raise SettingsError(f"out={out}: cannot be written ({error.strerror})") from error
     tell("look at", out)
@@ -458,7 +461,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line. An error that the user can mend is one message and exit code 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        _app(given)(given)
+        with _terminable():
+            _app(given)(given)
     except (CoterieError, CycloptsError) as error:
         tell("error:", _message(error), errors, style="bold red")
         sys.exit(1 if isinstance(error, ProgramError) else 2)
@@ -469,6 +473,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # Whoever read the output has enough of it, e.g. `head`; Python must not try to write the rest at its exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM, by which schedulers end a job, do what Ctrl-C does."""
+
+    def stop(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():  # others may not decide about signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _message(error: Exception) -> str:

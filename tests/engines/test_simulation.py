@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import nn
 import coterie
 from coterie import Clients, Models, program
 from coterie.engines.simulation import Computing, processes
+from coterie.engines.simulation.engine import _gpu_is_usable
 from coterie.engines.simulation.workers import take
 from coterie.errors import CoterieError, ProgramError, SettingsError
 from coterie.forms import Vectorised
@@ -211,6 +213,22 @@ def test_small_nets_are_vectorised_and_large_ones_are_not():
 def test_bad_computing_is_refused(options, message):
     with pytest.raises(SettingsError, match=message):
         federation(**options)
+
+
+def test_a_gpu_that_does_not_work_is_told_of_once(monkeypatch, caplog):
+    def broken():
+        warnings.warn("CUDA initialization: the driver is too old", stacklevel=2)
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", broken)
+    _gpu_is_usable.cache_clear()
+    try:
+        assert {Computing().find_device().type for _ in range(2)} == {"cpu"}
+    finally:
+        _gpu_is_usable.cache_clear()
+    assert [record.getMessage() for record in caplog.records] == [
+        "computing on the CPU: CUDA initialization: the driver is too old"
+    ]
 
 
 def test_the_thread_count_of_the_process_is_left_as_it_was():

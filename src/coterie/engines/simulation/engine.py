@@ -2,8 +2,10 @@
 
 import logging
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from math import prod
 from typing import Any, Literal
 
@@ -83,7 +85,7 @@ class Computing:
     def find_device(self) -> torch.device:
         """The device that is meant, if it is there."""
         if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+            return torch.device("cuda" if _gpu_is_usable() else "cpu")
         try:
             device = torch.device(self.device)
             torch.empty(0, device=device)
@@ -91,6 +93,16 @@ class Computing:
             kind = "cpu or cuda" if torch.cuda.is_available() else "cpu; torch finds no GPU"
             raise SettingsError(f"device={self.device}: not available here, only {kind}") from error
         return device
+
+
+@cache
+def _gpu_is_usable() -> bool:
+    with warnings.catch_warnings(record=True) as told:  # torch's, of a GPU that is there and does not work
+        warnings.simplefilter("always")
+        usable = torch.cuda.is_available()
+    for warning in told:
+        log.warning("computing on the %s: %s", "GPU" if usable else "CPU", warning.message)
+    return usable
 
 
 class Simulation:
