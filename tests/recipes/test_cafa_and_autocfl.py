@@ -16,8 +16,15 @@ from coterie.report.figures import kinds
 OURS = [name for name in names() if name.startswith(("cafa/", "autocfl/"))]
 """What this file is about."""
 
-TINY = {"data": "digits", "limit": 400, "net": "logistic", "rounds": 3, "batch": 16, "samples": 40}
-TINY |= {"precision": "float32"}
+TINY = {
+    "data": "digits",
+    "limit": 400,
+    "net": "logistic",
+    "rounds": 3,
+    "batch": 16,
+    "samples": 40,
+    "precision": "float32",
+}
 """Options in place of a recipe's own, where it has them."""
 
 
