@@ -262,6 +262,17 @@ def test_an_option_goes_to_the_methods_that_have_it(call):
     assert {table["rate"] for table in tables} == {0.2}
 
 
+def test_an_option_that_methods_understand_differently_reaches_each(call, refused):
+    call(f"compare cfl fl-hc {TINY} --linkage single --out a")
+    call(f"compare fl-hc {TINY} --linkage ward --out b")
+    call(f"compare fedavg fedfa {TINY} --compat --out c")
+    folders = ("a/cfl-seed0", "a/fl-hc-seed0", "b/fl-hc-seed0", "c/fedfa-seed0")
+    tables = [tomllib.loads(Path(folder, "settings.toml").read_text())["method"] for folder in folders]
+    assert [table.get("linkage") for table in tables] == ["single", "single", "ward", None]
+    assert tables[-1]["compat"] is True
+    refused(f"compare cfl fl-hc {TINY} --linkage ward", "unknown linkage 'ward': known are complete, single")
+
+
 def test_a_comparison_takes_over_what_a_settings_file_says_of_all_methods(call):
     call(f"run fedprox {TINY} --rate 0.2 --mu 0.7 --out a")
     found = call("compare local fedprox --settings a --out c --json").json
@@ -529,6 +540,15 @@ def test_the_help_shows_the_options_of_the_named_split(call):
     assert "--classes" in call("run fedavg --split label-skew --help").out
     assert "--classes" in call("split label-skew --help").out
     assert "--classes" not in call("run fedavg --help").out
+
+
+def test_the_help_of_a_comparison_shows_the_options_of_the_named_methods(call):
+    assert "--mu" in call("compare fedavg fedprox --help").out
+    assert "--mu" not in call("compare fedavg local --help").out
+    assert "--mu" in call("compare --help").out
+    assert "--gan-steps" in call("deploy local slfed --help").out
+    assert "--gan-steps" not in call("deploy local fedavg --help").out
+    assert "--gan-steps" in call("deploy local --help").out
 
 
 def test_without_a_command_there_is_help(call):

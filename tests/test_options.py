@@ -2,7 +2,7 @@
 
 import inspect
 from collections import Counter
-from typing import get_args
+from typing import Literal, get_args, get_origin
 
 import pytest
 
@@ -98,6 +98,34 @@ def test_the_help_has_the_default_and_the_choices():
     assert the_help(shown, "milestones").endswith("[0.5,0.75]")
     assert the_help(world_options(["--split", "iid"]), "imbalanced").endswith("[false]")
     assert not the_help(shown, "steps").endswith("]")
+
+
+def test_where_methods_mean_different_things_by_a_name_every_choice_is_read():
+    world = world_options()
+    every = {item.name: set(get_args(item.option.type)) for item in methods_options(world)}
+    assert every["linkage"] == {"single", "complete", "average", "ward"}
+    assert every["serves"] == {"corrected", "average", "cloud", "mean"}
+    assert {"positions", "pacfl", "true"} <= every["compat"]
+    assert the_help(methods_options(world), "linkage").endswith("[single, complete, average, ward]")
+    for name in methods:
+        for item in method_options(methods[name], world):
+            choices = get_args(item.option.type) if get_origin(item.option.type) is Literal else ()
+            assert set(choices) <= every[item.name], f"{item.name} of {name}"
+
+
+def test_a_switch_among_words_is_read_as_one():
+    shown = methods_options(world_options())
+    assert called(shown, compat="true") == {"compat": True}
+    assert called(shown, compat="positions") == {"compat": "positions"}
+
+
+def test_named_methods_have_their_own_options_and_no_others():
+    world = world_options()
+    shown = methods_options(world, ["compare", "fedavg", "fedfa"])
+    assert "compat" in visible(shown)
+    assert not {"linkage", "threshold"} & visible(shown)
+    assert {"linkage", "threshold"} <= {item.name for item in shown}
+    assert next(item.option.type for item in shown if item.name == "compat") is bool
 
 
 def test_the_help_speaks_of_options_not_of_fields():

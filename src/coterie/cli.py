@@ -69,13 +69,13 @@ def _app(arguments: Sequence[str]) -> App:
     split = [item for item in world if item.group.name not in unneeded and item.name not in ("net", "arrivals")]
     app.command(demo, group=_DO, sort_key=0)
     app.command(_run_app(world, arguments))
-    comparing = command(_compare, world + methods_options(world), [_METHODS])
+    comparing = command(_compare, world + methods_options(world, arguments), [_METHODS])
     app.command(comparing, name="compare", usage="Usage: coterie compare METHOD... [OPTIONS]", group=_DO, sort_key=2)
     app.command(show, usage="Usage: coterie show RUN... [OPTIONS]", group=_DO, sort_key=3)
     app.command(report, usage="Usage: coterie report RUN... [OPTIONS]", group=_DO, sort_key=3.5)
     app.command(command(_split, split, [_SPLIT]), name="split", group=_DO, sort_key=4)
     add_study_commands(app, world, _DO, 5)
-    app.command(deploy_app(world, _DO, 7))
+    app.command(deploy_app(world, _DO, 7, arguments))
     for place, function in enumerate((show_methods, show_data, show_splits, show_nets)):
         app.command(function, name=function.__name__.removeprefix("show_"), group=_CHOOSE, sort_key=place)
     for flag in ("--help", "--version"):

@@ -96,13 +96,35 @@ def method_options(cls: type[Method], world: Iterable[Shown]) -> list[Shown]:
     return shown
 
 
-def methods_options(world: Sequence[Shown]) -> list[Shown]:
-    """The options of all methods, each name once."""
+def methods_options(world: Sequence[Shown], arguments: Sequence[str] = ()) -> list[Shown]:
+    """The options of all methods, each name once. Where the arguments name methods, theirs are the ones to show.
+
+    Methods may mean different things by a name. What any of them understands can be given then, and each checks it.
+    """
+    named = [name for name in methods if name in arguments] or list(methods)
     by_name: dict[str, Shown] = {}
-    for name in methods:
+    for name in sorted(methods, key=lambda name: name not in named):
         for item in method_options(methods[name], world):
-            by_name.setdefault(item.name, item)
+            if item.name not in by_name:
+                by_name[item.name] = item if name in named else replace(item, visible=False)
+            elif name in named:
+                known = by_name[item.name]
+                by_name[item.name] = replace(known, option=_either(known.option, item.option))
     return list(by_name.values())
+
+
+def _either(first: Option, second: Option) -> Option:
+    """An option that reads the choices of both."""
+    kinds = [_readable(option.type) for option in (first, second)]
+    if kinds[0] == kinds[1] or not all(kind is bool or get_origin(kind) is Literal for kind in kinds):
+        return first
+    choices = dict.fromkeys(word for kind in kinds for word in (_TRUTH if kind is bool else get_args(kind)))
+    default = first.default if first.default == second.default else None
+    text = first.help if first.help == second.help else "Differs by method: see `coterie run METHOD --help`."
+    return Option(first.name, Literal[tuple(choices)], default, text)
+
+
+_TRUTH = {"true": True, "false": False}
 
 
 def hidden(shown: Iterable[Shown], but: Iterable[Shown] = ()) -> list[Shown]:
@@ -158,7 +180,8 @@ def _help(option: Option, kind: Any) -> str:
         default = str(default).lower()
     words = [] if default in (None, "") else [str(default)]
     if get_origin(kind) is Literal:
-        words.append("or " + ", ".join(str(choice) for choice in get_args(kind) if choice != option.default))
+        others = ", ".join(str(choice) for choice in get_args(kind) if choice != option.default)
+        words.append(f"or {others}" if words else others)
     # Fields are called as in Python, e.g. `rate_decay`; here they are options.
     text = re.sub(r"`([a-z]+(?:_[a-z]+)+)`", lambda found: f"`{_flag(found[1])}`", option.help)
     return f"{text} [{'; '.join(words)}]" if words else text
@@ -193,6 +216,8 @@ def _values(given: Mapping[str, Any], shown: Iterable[Shown]) -> dict[str, Any]:
     for item in shown:
         value = given.get(_identifier(item.name))
         if value is not None:
+            # The words for a switch among words, where methods differ, are read as such.
+            value = _TRUTH.get(value, value) if get_origin(item.option.type) is Literal else value
             values[item.name] = _listed(item, value) if get_origin(item.option.type) is tuple else value
     return values
 

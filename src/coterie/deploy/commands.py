@@ -49,10 +49,10 @@ each site. What a server can make a site do is decided at the site, by its own s
 """
 
 
-def deploy_app(world: list[Shown], group: Any, sort_key: int) -> App:
-    """All commands of `coterie deploy`."""
+def deploy_app(world: list[Shown], group: Any, sort_key: int, given: Sequence[str]) -> App:
+    """All commands of `coterie deploy`. What is given, `deploy local METHOD ...`, decides whose options are shown."""
     app = App(name="deploy", help=_ABOUT, help_format="markdown", group=group, sort_key=sort_key)
-    options = world + methods_options(world)
+    options = world + methods_options(world, given[2:])
     arguments = [_argument("method", str, "Method; see `coterie methods`.", "fedavg")]
     app.command(command(_local, options, arguments), name="local")
     folder = _argument("folder", Path, "Folder of the app, which must not exist or be empty.")
