@@ -1,4 +1,4 @@
-"""What tests of the command line share: they call it in process, in an empty folder."""
+"""What tests share. Those of the command line call it in process, in an empty folder."""
 
 import json
 import re
@@ -7,8 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from coterie.cli import main
+
+# No test may fail because a machine is busy.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 @dataclass(frozen=True)

@@ -480,7 +480,7 @@ ON_DISTANCES = {
 
 
 @pytest.mark.parametrize("find", ON_DISTANCES.values(), ids=ON_DISTANCES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(arrays.arrays(np.float64, st.tuples(st.integers(1, 7), st.just(2)), elements=st.floats(-4, 4, width=16)))
 def test_every_client_is_in_exactly_one_group(find, points):
     before = cdist(points, points)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -206,7 +206,6 @@ def cases(draw_from):
     return sizes, draw_from(st.integers(1, 12)), np.abs(points[:, None] - points)
 
 
-@settings(deadline=None)
 @given(cases())
 def test_clustered_sampling_is_unbiased_and_varies_less_than_drawing_by_size(case):
     sizes, rows, distances = case

@@ -88,7 +88,7 @@ def pair():
 
 
 @given(content=st.binary(max_size=300), subject=st.text(max_size=30), phase=st.integers(0, 2**32 - 2))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_whatever_is_sealed_is_what_the_receiver_opens(pair, content, subject, phase):
     sealed = pair.seal(content, subject=subject, phase=phase)
     assert pair.open(sealed, subject=subject, phase=phase + 1) == content

@@ -321,7 +321,7 @@ def test_dirichlet_by_client_is_the_one_by_one_procedure():
     assert mean == pytest.approx(expected_in_turns(shares, [3, 2, 1], [3, 3]), abs=0.04)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     definition=st.sampled_from(DEFINITIONS),
     clients=st.integers(1, 40),
@@ -649,7 +649,6 @@ def test_slfed_scales_down_by_itself_on_small_data():
 # --- mechanics --------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(
     total=st.integers(0, 10**6),
     weights=st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=30).filter(lambda w: sum(w) > 1e-3),
@@ -707,7 +706,7 @@ def test_gather_leaves_out_what_nobody_owns():
 # --- any data ---------------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     name=st.sampled_from(RANDOM),
     clients=st.integers(1, 30),

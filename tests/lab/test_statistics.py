@@ -221,7 +221,7 @@ def test_smoothing_is_by_time_and_not_by_position():
     assert smooth([1, 3], [1, 0], 0.5)[-1] == pytest.approx(0.25 / 1.25)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.floats(-5, 5), min_size=1, max_size=8), st.floats(0, 0.99))
 def test_a_smoothed_curve_stays_between_its_extremes(values, weight):
     smoothed = smooth(range(len(values)), values, weight)
@@ -336,7 +336,7 @@ def test_a_difference_without_spread_is_no_certainty():
     assert test.wilcoxon == pytest.approx(0.25)  # two of the eight signs of three equal ranks
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.data())
 def test_the_order_of_seeds_does_not_matter(data):
     pairs = data.draw(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=3, max_size=8))
@@ -352,7 +352,7 @@ def test_the_order_of_seeds_does_not_matter(data):
         assert one is other is None or one == pytest.approx(other, rel=1e-6, abs=1e-12)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=3, max_size=8))
 def test_tests_are_two_sided(pairs):
     left, right = ({n: pair[side] for n, pair in enumerate(pairs)} for side in (0, 1))
@@ -372,7 +372,7 @@ def test_holms_correction_worked_by_hand():
     assert holm([None]) == [None]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.none() | st.floats(0, 1), max_size=10))
 def test_holms_correction_only_raises_and_keeps_the_order(raw):
     corrected = holm(raw)

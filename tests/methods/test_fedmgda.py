@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import coterie
@@ -45,7 +45,6 @@ def random_directions(seed, clients, parameters):
     return torch.from_numpy(rows / np.linalg.norm(rows, axis=1, keepdims=True)), torch.from_numpy(start / start.sum())
 
 
-@settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 8), st.integers(1, 8), st.floats(0, 1))
 def test_no_allowed_weights_give_a_shorter_direction(seed, clients, parameters, within):
     rows, start = random_directions(seed, clients, parameters)

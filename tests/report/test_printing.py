@@ -395,7 +395,7 @@ def test_csv_of_nothing_is_a_header():
     assert csv_text([]).startswith("table,value,")
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.sets(st.sampled_from([(d, s, m) for d in AXES["data"] for s in AXES["setting"] for m in AXES["method"]])))
 def test_whatever_is_missing_a_table_is_printed(there):
     spec, _ = example()

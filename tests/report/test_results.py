@@ -312,7 +312,7 @@ def test_pairs_can_be_clients():
     assert test.t_test < 0.05
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.sets(st.sampled_from([(d, s, m) for d in AXES["data"] for s in AXES["setting"] for m in AXES["method"]])))
 def test_whatever_is_missing_a_table_is_whole(there):
     spec, _ = example()
