@@ -132,6 +132,10 @@ def test_the_best_cells_of_a_table_are_marked():
     assert "class=best" not in page.table(["a"], [["x"]])
 
 
+def test_names_between_backticks_are_code_and_nothing_else_is():
+    assert page.prose("`a<b`: 1 < 2, a `lone one") == "<code>a&lt;b</code>: 1 &lt; 2, a `lone one"
+
+
 def test_a_page_replaces_an_older_one_whole(tmp_path):
     for title in ("first", "second"):
         page.write_page(tmp_path / "x.html", title, "", [("A & B", page.paragraph("1 < 2"))])

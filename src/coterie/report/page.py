@@ -1,6 +1,7 @@
 """One self-contained page: a table, figures and settings, readable on a phone and without a network."""
 
 import html
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from matplotlib.figure import Figure
 from coterie.lab.folder import write_whole
 from coterie.report.figures import svg
 
-__all__ = ["Section", "code", "figure", "folded", "heading", "is_page", "paragraph", "table", "write_page"]
+__all__ = ["Section", "code", "figure", "folded", "heading", "is_page", "paragraph", "prose", "table", "write_page"]
 
 Section = tuple[str, str]
 """A heading and its content, as HTML."""
@@ -23,8 +24,10 @@ h1 { font-size: 1.7rem; margin: .6rem 0 .2rem; } h2 { font-size: 1.15rem; margin
 p.lead { color: var(--grey); margin-top: 0; }
 .wide { overflow-x: auto; margin-bottom: 1rem; } figure .wide { margin: 0; }
 td:first-child, th:first-child { position: sticky; left: 0; background: Canvas; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; min-width: 100%; }
-th, td { padding: .4rem .7rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap; }
+table { border-collapse: separate; border-spacing: 0; font-variant-numeric: tabular-nums; min-width: 100%; }
+/* Rows of whole pixels: the first column is a layer of its own, and its lines would be off by one. */
+th, td { line-height: 24px; padding: 6px .7rem; border-bottom: 1px solid var(--line); }
+th, td { text-align: right; white-space: nowrap; }
 th { font-weight: 500; color: var(--grey); } td:first-child, th:first-child { text-align: left; }
 td.best { font-weight: 700; } tr:hover td { background: var(--soft); }
 figure { margin: 0 0 1rem; padding: .4rem; background: #fff; border: 1px solid var(--line); border-radius: .4rem; }
@@ -42,6 +45,7 @@ h1, h2, p, li { overflow-wrap: anywhere; }
 .results th.stub, .results th[scope=row] { text-align: left; } .results th { vertical-align: bottom; }
 .results thead tr + tr th:first-child { position: static; text-align: right; }
 .results th[scope=col]:not([colspan="1"]) { text-align: center; }
+@media (max-width: 40rem) { .results th[scope=col]:not([colspan="1"]) { text-align: left; } }
 p.notes { color: var(--grey); font-size: .9rem; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(27rem, 100%), 1fr)); gap: 0 1rem; }
 .figures .broad { grid-column: 1 / -1; }
@@ -92,7 +96,7 @@ _PIXELS = 96
 
 
 def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -> None:
-    """Write the page; text in `title` and `lead` is escaped, sections are HTML already. Empty sections are left out."""
+    """Write the page; `title` is plain text, `lead` prose, sections are HTML already. Empty sections are left out."""
     sections = [(heading, content) for heading, content in sections if content]
     body = "".join(f"<section><h2>{html.escape(heading)}</h2>{content}</section>" for heading, content in sections)
     script = f"<script>{_SCRIPT}</script>" if "class=sortable" in body else ""
@@ -103,7 +107,7 @@ def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -
         f"<meta name=generator content={_GENERATOR}>"
         f'<meta http-equiv=Content-Security-Policy content="{_POLICY}">'
         f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body>"
-        f"<h1>{html.escape(title)}</h1><p class=lead>{html.escape(lead)}</p>{body}{script}</body></html>\n",
+        f"<h1>{html.escape(title)}</h1><p class=lead>{prose(lead)}</p>{body}{script}</body></html>\n",
     )
 
 
@@ -162,6 +166,11 @@ def figure(drawn: Figure, caption: str) -> str:
 def paragraph(text: str) -> str:
     """A paragraph of plain text."""
     return f"<p>{html.escape(text)}</p>"
+
+
+def prose(text: str) -> str:
+    """Plain text, in which names may stand between backticks."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
 def code(text: str) -> str:

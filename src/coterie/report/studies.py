@@ -3,7 +3,6 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -86,7 +85,7 @@ def _write_page(path: Path, results: Results, report: Report, figures: list[tupl
         drawn = "".join(page.figure(figure, title) for title, figure in figures)
         sections.append(("Figures", f"<div class=figures>{drawn}</div>"))
     if study.sources:
-        choices = "".join(f"<li><code>{escape(name)}</code>: {escape(why)}</li>" for name, why in study.sources.items())
+        choices = "".join(f"<li>{page.prose(f'`{name}`: {why}')}</li>" for name, why in study.sources.items())
         sections.append(("Choices and where they come from", f"<ul>{choices}</ul>"))
     options = "\n".join(f"{name} = {value}" for name, value in study.options.items())
     sections.append(("Options of every run", page.code(options)))
