@@ -273,6 +273,11 @@ def test_an_option_that_methods_understand_differently_reaches_each(call, refuse
     refused(f"compare cfl fl-hc {TINY} --linkage ward", "unknown linkage 'ward': known are complete, single")
 
 
+def test_none_is_what_a_method_calls_none(call):
+    call("compare slfed --clients 4 --net logistic --rounds 1 --limit 400 --sharing none --out c")
+    assert 'sharing = "none"' in Path("c/slfed-seed0/settings.toml").read_text()
+
+
 def test_a_comparison_takes_over_what_a_settings_file_says_of_all_methods(call):
     call(f"run fedprox {TINY} --rate 0.2 --mu 0.7 --out a")
     found = call("compare local fedprox --settings a --out c --json").json
