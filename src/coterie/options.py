@@ -13,7 +13,7 @@ from coterie.data.population import Division
 from coterie.data.sources import sources
 from coterie.data.splits import split_rules
 from coterie.engines.simulation import Computing
-from coterie.errors import SettingsError
+from coterie.errors import SettingsError, unknown
 from coterie.method import Method
 from coterie.methods import methods
 from coterie.registry import Option, options
@@ -160,7 +160,7 @@ def _parameter(item: Shown) -> inspect.Parameter:
         name=_flag(item.name),
         help=_help(item.option, kind),
         group=item.group,
-        converter=whole if kind is int else None,
+        converter=_converter(kind),
         show=item.visible,
         show_default=False,
         show_choices=False,
@@ -191,12 +191,38 @@ def _flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def _converter(kind: Any) -> Callable[[Any, Sequence[Token]], Any] | None:
+    """How a value is read. Left alone, the parser would take 2.5 for 2, and the word `none` for not given."""
+    if get_origin(kind) is Literal:
+        return _choice(get_args(kind))
+    return {int: whole, float: _number}.get(kind)
+
+
 def whole(kind: type, tokens: Sequence[Token]) -> int:
-    """A whole number. Left alone, the parser would take 2.5 for 2."""
+    """A whole number."""
     try:
         return int(tokens[0].value)
     except ValueError:
         raise ValueError(f"{tokens[0].value!r} is not a whole number") from None
+
+
+def _number(kind: type, tokens: Sequence[Token]) -> float:
+    try:
+        return float(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"{tokens[0].value!r} is not a number") from None
+
+
+def _choice(choices: Sequence[Any]) -> Callable[[Any, Sequence[Token]], Any]:
+    by_word = {str(choice): choice for choice in choices}
+
+    def convert(kind: type, tokens: Sequence[Token]) -> Any:
+        word = tokens[0].value
+        if word not in by_word:
+            raise unknown("choice", word, by_word)
+        return by_word[word]
+
+    return convert
 
 
 def _identifier(name: str) -> str:
