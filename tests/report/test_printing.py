@@ -20,6 +20,7 @@ from coterie.report.printing import (
     latex,
     layout,
     markdown,
+    summary_html,
     summary_markdown,
     summary_terminal,
     terminal,
@@ -181,7 +182,10 @@ def test_a_summary_is_printed():
     Console(file=out, width=60).print(summary_terminal(summary))
     assert max(map(len, out.getvalue().splitlines())) <= 60
     assert "2 of 2" in out.getvalue()
-    assert summary_markdown(summarised("x", [])) == "\n"
+    on_a_page = summary_html(summary)
+    assert "<td>2 of 2 (clearly 2, clearly behind 0)</td>" in on_a_page
+    assert "<li>CIFAR10/IID-Im/accuracy: AutoCFL is not ahead of FedAvg, IFCA at equal steps</li>" in on_a_page
+    assert (summary_markdown(summarised("x", [])), summary_html(summarised("x", []))) == ("\n", "")
 
 
 # What is in a layout
@@ -350,8 +354,9 @@ def test_latex_compiles(table, tmp_path):
 
 def test_a_page_has_the_table_with_its_notes(table):
     text = html(table)
-    assert text.count("<tr>") == 2 + 6
-    assert "<th scope=col colspan=3>CIFAR10</th>" in text
+    assert text.count("<tr>") == 2 + 2 + 6  # the head, the settings and the methods in them
+    assert text.count("<th scope=rowgroup") == 2
+    assert "<th scope=col colspan=3><span>CIFAR10</span></th>" in text
     assert "<td class=best>48.0 ± 0.3*</td>" in text
     assert "<td>95.2<sup>b</sup></td>" in text
     assert "<sup>b</sup> copied from elsewhere" in text

@@ -34,7 +34,7 @@ figure { margin: 0 0 1rem; padding: .4rem; background: #fff; border: 1px solid v
 figure svg { width: 100%; height: auto; display: block; margin: 0 auto; }
 figcaption { color: #555; font-size: .9rem; padding: 0 .4rem .3rem; }
 pre { background: var(--soft); padding: .8rem; overflow-x: auto; font-size: .85rem; border-radius: .4rem; }
-code { font-size: .92em; }
+code { font-size: .92em; } sup { line-height: 0; }
 h3 { font-size: 1rem; margin: 1.4rem 0 .4rem; }
 details { margin: .4rem 0; } summary { cursor: pointer; padding: .3rem 0; overflow-wrap: anywhere; }
 h1, h2, p, li { overflow-wrap: anywhere; }
@@ -42,10 +42,16 @@ h1, h2, p, li { overflow-wrap: anywhere; }
 .sortable th[aria-sort=ascending]::after { content: " ▲"; } .sortable th[aria-sort=descending]::after { content: " ▼"; }
 .few td { white-space: normal; text-align: left; vertical-align: top; } .few th { text-align: left; }
 .results caption { position: absolute; clip-path: inset(50%); }
-.results th.stub, .results th[scope=row] { text-align: left; } .results th { vertical-align: bottom; }
+.results .stub { z-index: 1; } .results { --stub: 13rem; } @media (max-width: 40rem) { .results { --stub: 9.5rem; } }
+.results th { vertical-align: bottom; }
+.results .stub, .results tbody th { text-align: left; white-space: normal; }
+.results .stub, .results tbody th { box-sizing: border-box; min-width: var(--stub); max-width: var(--stub); }
 .results thead tr + tr th:first-child { position: static; text-align: right; }
-.results th[scope=col]:not([colspan="1"]) { text-align: center; }
-@media (max-width: 40rem) { .results th[scope=col]:not([colspan="1"]) { text-align: left; } }
+.results th[scope=col]:not([colspan="1"]) { text-align: left; }
+/* A heading of several columns stays in sight as long as one of them does. */
+.results th:not([colspan="1"]) span { display: inline-block; position: sticky; left: calc(var(--stub) + .7rem); }
+.claims td, .claims th { white-space: normal; text-align: left; vertical-align: top; }
+.claims td:nth-child(3) { white-space: nowrap; }
 p.notes { color: var(--grey); font-size: .9rem; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(27rem, 100%), 1fr)); gap: 0 1rem; }
 .figures .broad { grid-column: 1 / -1; }
@@ -127,7 +133,7 @@ def table(
     """A table; cells marked as best are bold.
 
     With `values`, what cells stand for, a click on a header sorts by it; nothing comes last. `kind` is a class of the
-    page's style: `few` for cells of running text.
+    page's style: `few` and `claims` for cells of running text.
     """
     head = "".join(f"<th scope=col>{html.escape(name)}</th>" for name in header)
     lines = []

@@ -18,6 +18,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from coterie.report import page
 from coterie.report.results import SIGNIFICANT, Labels, Published, ResultCell, ResultTable, Summary, Verdict
 from coterie.report.tables import ruled
 
@@ -29,6 +30,7 @@ __all__ = [
     "latex",
     "layout",
     "markdown",
+    "summary_html",
     "summary_markdown",
     "summary_terminal",
     "terminal",
@@ -435,19 +437,22 @@ def html(table: ResultTable) -> str:
     """The table as a part of a page, with its notes; text is escaped."""
     shown = layout(table)
     levels = len(shown.head[0]) if shown.head else 0
+    corner = "<br>".join("&emsp;" * depth + markup.escape(name) for depth, name in enumerate(shown.stub))
     head = []
     for level in range(levels):
-        stub = (
-            "".join(f"<th class=stub rowspan={levels}>{markup.escape(name)}</th>" for name in shown.stub)
-            if not level
-            else ""
+        stub = f"<th class=stub rowspan={levels}>{corner}</th>" if not level else ""
+        spans = "".join(
+            f"<th scope=col colspan={n}><span>{markup.escape(label)}</span></th>" for label, n in shown.spans(level)
         )
-        spans = "".join(f"<th scope=col colspan={n}>{markup.escape(label)}</th>" for label, n in shown.spans(level))
         head.append(f"<tr>{stub}{spans}</tr>")
     body = []
     for (_, entries), labels in zip(shown.rows, shown.labels(), strict=True):
-        before = "".join(f"<th scope=row>{markup.escape(label)}</th>" for label in labels)
-        body.append(f"<tr>{before}{''.join(map(_html_entry, entries))}</tr>")
+        for depth, label in enumerate(labels[:-1]):
+            if label:  # outer labels have lines of their own, so that one column is enough to stay in sight
+                empty = f"<td colspan={len(shown.head)}></td>"
+                body.append(f"<tr>{_html_label('rowgroup', depth, label)}{empty}</tr>")
+        name = _html_label("row", len(labels) - 1, labels[-1])
+        body.append(f"<tr>{name}{''.join(map(_html_entry, entries))}</tr>")
     notes = [f"<sup>{letter}</sup> {markup.escape(note)}" for letter, note in shown.footnotes]
     below = "<br>".join([*notes, *map(markup.escape, shown.remarks)])
     return (
@@ -455,6 +460,10 @@ def html(table: ResultTable) -> str:
         f"<thead>{''.join(head)}</thead><tbody>{''.join(body)}</tbody></table></div>"
         + (f"<p class=notes>{below}</p>" if below else "")
     )
+
+
+def _html_label(scope: str, depth: int, label: str) -> str:
+    return f'<th scope={scope} style="padding-left:{0.7 + depth:g}rem">{markup.escape(label)}</th>'
 
 
 def _html_entry(entry: Entry) -> str:
@@ -494,6 +503,13 @@ def summary_markdown(summary: Summary) -> str:
     if summary.reversals():
         parts.append("\n".join(f"- {_markdown_text(said)}" for said in summary.reversals()))
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def summary_html(summary: Summary) -> str:
+    """What a study comes to, as a part of a page; text is escaped."""
+    claims = page.table(_CLAIMS, _claims(summary), kind="claims") if summary.claims else ""
+    reversals = "".join(f"<li>{markup.escape(said)}</li>" for said in summary.reversals())
+    return "".join(map(page.paragraph, summary.lines())) + claims + (f"<ul>{reversals}</ul>" if reversals else "")
 
 
 # CSV

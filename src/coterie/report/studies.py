@@ -79,8 +79,7 @@ def _write_page(path: Path, results: Results, report: Report, figures: list[tupl
     lead = f"{study.about} {done} of {results.seeds * len(results.runs)} runs are done.".strip()
     sections: list[page.Section] = [(table.title, printing.html(table)) for table in report.shown]
     if sections:
-        said = [*report.summary.lines(), *report.summary.reversals()]
-        sections.append(("What it comes to", "".join(map(page.paragraph, said))))
+        sections.append(("What it comes to", printing.summary_html(report.summary)))
     if figures:
         drawn = "".join(page.figure(figure, title) for title, figure in figures)
         sections.append(("Figures", f"<div class=figures>{drawn}</div>"))
