@@ -49,6 +49,14 @@ def test_a_class_is_known_by_its_own_name_or_by_one_given():
     assert "dog" not in animals
 
 
+def test_a_decorator_without_a_name_is_refused():
+    with pytest.raises(SettingsError, match=r"method Mine: the decorator takes a name, e\.g\. `\(\"mine\"\)`"):
+
+        @Registry("method").register
+        class Mine:
+            pass
+
+
 def test_making_gives_a_frozen_instance_with_its_options():
     otter = animals.make("sea-otter", legs=3, tools=[1, 2.5])
     assert (otter.legs, otter.coat, otter.tools) == (3, "brown", (1.0, 2.5))

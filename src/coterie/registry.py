@@ -41,6 +41,9 @@ class Registry(Generic[T]):
     def register(self, name: str | None = None) -> Callable[[type[T]], type[T]]:
         """Decorate a class; its name on the command line is the class's own, in lower case, unless another is given."""
 
+        if isinstance(name, type):  # the decorator without brackets would register nothing, and say nothing
+            raise SettingsError(f'{self.kind} {name.__name__}: the decorator takes a name, e.g. `("mine")`')
+
         def decorate(cls: type[T]) -> type[T]:
             cls = dataclasses.dataclass(frozen=True)(cls)
             key = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()

@@ -138,7 +138,7 @@ def test_there_is_an_end_when_time_is_up(undisturbed, tmp_path, monkeypatch):
     campaign = Campaign(tmp_path)
     clock = iter(range(1000))
     monkeypatch.setattr(module.time, "monotonic", lambda: float(next(clock)))
-    outcome = campaign.carry_out(campaign.tasks(study()), seconds=9)
+    outcome = campaign.carry_out(campaign.tasks(study()), seconds=60)
     assert outcome.time_up
     assert 0 < outcome.done < 8
     assert len(campaign.pending(campaign.tasks(study()))) == 8 - outcome.done
@@ -165,6 +165,101 @@ def test_a_world_that_is_wrong_fails_its_own_runs_only(tmp_path):
     outcome = campaign.carry_out([*campaign.tasks(wrong), *campaign.tasks(study(), seeds=1)])
     assert outcome.done == 4
     assert len(outcome.failed) == 8
+
+
+@pytest.mark.parametrize("splits", [("bad", "even"), ("even", "bad")])
+def test_a_split_that_is_impossible_fails_its_own_runs_only(tmp_path, splits):
+    entries = {"bad": {"split": "label-skew", "classes": 11}, "even": {"split": "iid"}}
+    mixed = study(axes={"split": {name: entries[name] for name in splits}, "method": METHODS})
+    campaign = Campaign(tmp_path)
+    outcome = campaign.carry_out(campaign.tasks(mixed))
+    assert outcome.done == 4
+    assert len(outcome.failed) == 4
+    assert all("label-skew" in name and "classes=11" in why for name, why in outcome.failed.items())
+
+
+def test_whatever_goes_wrong_in_a_method_fails_its_own_runs_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(FedAvg, "round", lambda self, fed, state: 1 / 0)
+    campaign = Campaign(tmp_path)
+    outcome = campaign.carry_out(campaign.tasks(study()))
+    assert outcome.done == 4
+    (why,) = set(outcome.failed.values())
+    assert why.startswith("ZeroDivisionError: division by zero (")
+    assert "test_campaign.py, line " in why
+
+
+def test_what_another_process_has_finished_meanwhile_is_left_alone(undisturbed, tmp_path, monkeypatch):
+    shutil.copytree(undisturbed, tmp_path / "r")
+    campaign = Campaign(tmp_path / "r")
+    monkeypatch.setattr(campaign, "pending", list)  # as it was before the other had come to the end
+    outcome = campaign.carry_out(campaign.tasks(study()))
+    assert (outcome.done, outcome.busy, outcome.failed) == (0, 0, {})
+    for folder in (undisturbed / "runs").iterdir():
+        for file in folder.iterdir():
+            assert (tmp_path / "r" / "runs" / folder.name / file.name).read_bytes() == file.read_bytes()
+
+
+def test_an_unfinished_copy_over_a_finished_run_is_noticed(undisturbed, tmp_path):
+    shutil.copytree(undisturbed, tmp_path / "r")
+    campaign = Campaign(tmp_path / "r")
+    task = campaign.tasks(study())[0]
+    rounds = campaign.folder(task) / "rounds.jsonl"
+    rounds.write_text(rounds.read_text().splitlines(keepends=True)[0])
+    assert campaign.pending(campaign.tasks(study())) == [task]
+    assert campaign.carry_out(campaign.tasks(study())).done == 1
+    assert summaries(tmp_path / "r") == summaries(undisturbed)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("summary.json", '{"rounds": 3'), ("summary.json", "null"), ("rounds.jsonl", "{\n{}\n"), ("settings.toml", "")],
+)
+def test_a_damaged_run_counts_as_not_run_and_keeps_nothing_else_from_being_shown(
+    undisturbed, tmp_path, caplog, file, text
+):
+    shutil.copytree(undisturbed, tmp_path / "r")
+    campaign = Campaign(tmp_path / "r")
+    folder = campaign.folder(campaign.tasks(study())[0])
+    (folder / file).write_text(text)
+    assert sum(map(len, campaign.results(study()).runs.values())) == 7
+    assert f"{folder.name}: counts as not run" in caplog.text
+    outcome = campaign.carry_out(campaign.tasks(study()))
+    assert outcome.done == 0
+    assert [*outcome.failed] == [folder.name]
+    if file != "settings.toml":
+        assert f"delete {folder} to start this run over" in outcome.failed[folder.name]
+
+
+def test_a_round_that_is_done_when_time_is_up_is_not_lost(tmp_path):
+    campaign = Campaign(tmp_path)
+    tasks = campaign.tasks(study(), seeds=1, only="split=even,method=Mean")
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            campaign.carry_out(tasks, watch=lambda task: [Stopping(1)])
+    assert len((campaign.folder(tasks[0]) / "rounds.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_split_by_a_file_is_found_again_wherever_the_file_lies(tmp_path, monkeypatch):
+    (tmp_path / "who.csv").write_text("".join(f"{number % 3}\n" for number in range(300)))
+    monkeypatch.chdir(tmp_path)
+    given = study(axes={"split": {"own": {"split": "given", "assignment": "who.csv", "clients": 0}}, "method": METHODS})
+    campaign = Campaign(tmp_path / "r")
+    assert campaign.carry_out(campaign.tasks(given)).done == 4
+    assert campaign.pending(campaign.tasks(given)) == []
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert campaign.pending(campaign.tasks(given)) == []
+
+
+def test_the_seed_of_a_split_makes_another_run_even_if_it_is_zero():
+    own = study(axes={"split": {"follows": {"seed": 1}, "fixed": {"seed": 1, "split_seed": 0}}, "method": METHODS})
+    names = [task.name for task in Campaign(None).tasks(own, seeds=1)]
+    assert len({*names}) == 4
+
+
+def test_seeds_are_counted_from_the_one_that_is_given():
+    tasks = Campaign(None, {"seed": 5}).tasks(study())
+    assert {task.settings.world.seed for task in tasks} == {5, 6}
 
 
 def test_a_run_that_another_process_is_at_work_on_is_left_to_it(tmp_path):
@@ -197,7 +292,7 @@ def test_batches_share_data_and_net_and_are_not_too_large():
         tables=[],
         options={**OPTIONS, "limit": None, "clients": 30, "participation": 0.5},
     )
-    batches = list(module._batches(Campaign.tasks(Campaign(None), many)))
+    batches = list(module._batches(Campaign(None).tasks(many)))
     assert sum(map(len, batches)) == 160
     for batch in batches:
         assert len({task.settings.world.net for task in batch}) == 1
@@ -237,7 +332,9 @@ def test_measures_read_the_same_data_once_and_keep_no_clients(tmp_path, monkeypa
 def test_worlds_that_are_done_are_given_back(tmp_path, monkeypatch):
     made = []
     begin = Batch.__init__
-    monkeypatch.setattr(Batch, "__init__", lambda self, *given: (begin(self, *given), made.append(self))[0])
+    monkeypatch.setattr(
+        Batch, "__init__", lambda self, *given, **more: (begin(self, *given, **more), made.append(self))[0]
+    )
     campaign = Campaign(tmp_path)
     campaign.carry_out(campaign.tasks(study()))
     assert [len(batch._settings) for batch in made] == [8]

@@ -261,10 +261,20 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over(tmp_path)
 def test_a_run_that_was_killed_while_it_made_its_folder_starts_over(tmp_path):
     settings = settings_of("local")
     (tmp_path / "broken/state").mkdir(parents=True)
-    (tmp_path / "broken/settings.toml.part").write_text("format = ")
+    (tmp_path / "broken/settings.toml.123.part").write_text("format = ")
     run(settings, tmp_path / "broken", resume=True)
     run(settings, tmp_path / "unbroken")
     assert content(tmp_path / "broken") == content(tmp_path / "unbroken")
+
+
+def test_many_may_write_one_file(tmp_path):
+    code = "import pathlib, sys; from coterie.lab.folder import write_whole\n"
+    code += "for _ in range(300): write_whole(pathlib.Path(sys.argv[1]), sys.argv[2])"
+    words = ["one " * 500, "two " * 500]
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "x"), word]) for word in words]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    assert (tmp_path / "x").read_text() in words
+    assert not [*tmp_path.glob("*.part")]
 
 
 def test_checkpoints_take_no_more_than_a_tenth_of_the_time(tmp_path, monkeypatch):

@@ -1,5 +1,7 @@
 """Statistics: read when a study is read, worked numbers, and tests that claim no more than the seeds can tell."""
 
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -97,9 +99,26 @@ def test_what_is_counted_at_evaluations_says_how_finely():
     assert statistic("rounds_to(accuracy_mean, 0.3)").measured(stored()) == (2, 0), "every round was evaluated"
     assert statistic("bytes_to(accuracy_mean, 0.3)").measured(stored()) == (6000, 0)
     assert statistic("accuracy_mean").measured(run)[1] == 0
-    assert statistic("rounds_to(accuracy_mean, 0.9)").measured(run) == (None, 0)
     found = estimate(statistic("rounds_to(accuracy_mean, 0.3)"), [run, stored(seed=1), stored([0.1], seed=2)])
     assert found.resolution == pytest.approx(5 / 2), "of the runs that have a figure"
+
+
+@pytest.mark.parametrize("name", ["rounds_to", "bytes_to", "megabits_to"])
+def test_what_was_not_measured_is_not_what_never_happened(name):
+    assert statistic(f"{name}(accuracy_mean, 0.9)").measured(stored()) == (inf, 0)
+    assert statistic(f"{name}(accuracy_adapted_mean, 0.1)").measured(stored()) == (None, 0), "without that view"
+    assert statistic(f"{name}(accuracy_mean, 0.9)").measured(stored([])) == (None, 0)
+    found = estimate(statistic(f"{name}(accuracy_mean, 0.3)"), [stored([0.1]), stored(seed=1), stored([None], seed=2)])
+    assert (found.never, found.without) == ((Path("runs/a-0"),), (Path("runs/a-2"),))
+    assert (found.count, found.tried) == (1, 3)
+
+
+def test_traffic_that_was_not_counted_is_not_measured():
+    run = stored()
+    for record in run.rounds:
+        del record["bytes_up"]
+    assert statistic("bytes_to(accuracy_mean, 0.4)").measured(run) == (None, 0)
+    assert statistic("bytes_to(accuracy_mean, 0.9)").measured(run) == (inf, 0), "it never gets there, at any cost"
 
 
 @pytest.mark.parametrize("value", [None, "fedavg", float("nan"), float("inf"), {}, []])
@@ -262,13 +281,27 @@ def test_rounds_to_what_another_method_ends_with():
     to = statistic("rounds_to_final(accuracy_mean, FedAvg)")
     assert to(fast, {"FedAvg": slow}) == 2
     assert to(slow, {"FedAvg": fast}) is None
-    assert to(fast, {}) is None
+    assert to.measured(slow, {"FedAvg": fast}) == (inf, 0)
+    for peers in ({}, {"FedAvg": None}, {"FedAvg": stored([None])}):
+        assert to.measured(fast, peers) == (None, 0), "nobody knows where it ends"
+    assert to.other == "FedAvg"
+    assert statistic("rounds_to(accuracy_mean, 1)").other is None
 
 
 def test_peers_have_the_same_seed():
-    runs = {"a": [stored([1, 2, 3], seed=s) for s in (0, 1)], "b": [stored([1, 2], seed=1)]}
+    runs = {"a": [stored([1, 2, 3], seed=s) for s in (0, 1)], "b": [stored([1, 2], seed=1), stored([1], seed=0)]}
     found = estimate(statistic("equal_steps(accuracy_mean)"), runs["a"], runs)
-    assert found.values == {0: 3, 1: 2}
+    assert found.values == {0: 1, 1: 2}
+
+
+def test_equal_steps_are_unknown_under_seeds_that_a_peer_does_not_have_yet():
+    """Its runs with other seeds show that it will count there too."""
+    equal = statistic("equal_steps(accuracy_mean)")
+    ours = [stored([1, 2, 3], seed=seed) for seed in (0, 1)]
+    found = estimate(equal, ours, {"a": ours, "begun": [stored([1, 2], seed=1)], "not begun": []})
+    assert (found.values, found.without) == ({1: 2}, (Path("runs/a-0"),))
+    measure = replace(stored([], seed=1), summary={})
+    assert estimate(equal, ours, {"a": ours, "measure": [measure]}).values == {0: 3, 1: 3}, "it takes no steps"
 
 
 # Over seeds
@@ -291,8 +324,6 @@ def test_one_seed_has_no_deviation_and_none_no_mean():
 
 
 def test_statistics_know_what_they_are():
-    assert statistic("rounds_to(accuracy_mean, 1)").may_never_be
-    assert not statistic("accuracy_mean").may_never_be
     assert statistic("accuracy_mean").at_equal_steps == statistic("equal_steps(accuracy_mean)")
     assert statistic("best(accuracy_mean)").at_equal_steps is None
     assert statistic("ari").at_equal_steps is None

@@ -4,11 +4,13 @@ import sys
 import tomllib
 
 import pytest
+import tomli_w
 
 from coterie.errors import SettingsError
 from coterie.lab.recipes import template
-from coterie.lab.study import Study, Task
+from coterie.lab.study import Study, Task, fitting
 from coterie.methods import methods
+from coterie.report.printing import csv_text
 from coterie.settings import Settings
 
 
@@ -68,6 +70,27 @@ def test_only_some_cells():
         titles("methods=fedavg")
     with pytest.raises(SettingsError, match="axis=pattern"):
         titles("fedavg")
+    with pytest.raises(SettingsError, match="unknown axis of small 'splt': did you mean split"):
+        titles("method=fedavg,splt=sk*")
+
+
+def test_patterns_of_the_same_axis_are_alternatives():
+    titles = [cell.title for cell in study().cells("method=local,split=even, method=fedavg")]
+    assert titles == ["even/Alone", "even/Mean"]
+
+
+AWKWARD = ("IFCA [k=4]", "Mean, passed on", "a, k=4", "b,method", "x=y", "what?")
+
+
+@pytest.mark.parametrize("label", AWKWARD)
+def test_a_label_fits_itself_whatever_is_in_it(label):
+    entries = {name: {"method": "local"} for name in AWKWARD}
+    table = {"title": "T", "rows": ["method"], "values": {"mean": "accuracy_mean"}, "where": {"method": label}}
+    leaving_out = [{"where": {"method": label}, "skip": "why"}]
+    made = study(axes={"split": {"even": {}}, "method": entries}, tables=[table], exceptions=leaving_out)
+    assert [cell.title for cell in made.cells(f"method={label},split=even")] == [f"even/{label}"]
+    assert [cell.title for cell in made.cells() if cell.skip] == [f"even/{label}"]
+    assert fitting(made.axes, made.tables[0].where)["method"] == (label,)
 
 
 def test_cells_that_are_left_out_say_why():
@@ -85,11 +108,24 @@ def test_cells_that_are_left_out_say_why():
         ({"axes": {"method": {"A": 3}}}, "axes.method"),
         ({"axes": {"method": {"A": {"method": "fedavgg"}}}}, "A: unknown method 'fedavgg': did you mean fedavg"),
         ({"axes": {"method": {"A": {}}}}, "A: name a method or a measure"),
+        ({"axes": {"method": {"A": {"method": ["local"]}}}}, "A: method=.'local'.: expected a text"),
+        ({"axes": {"method": {"A": {"method": "local"}, "B": {"method": "fedavgg"}}}}, "^B: unknown method 'fedavgg'"),
+        ({"axes": {"method": {"A": {"measure": 3}}}}, "A: measure=3: expected a text"),
+        ({"axes": 3}, "axes=3: expected a TOML table, with entries name = value"),
+        ({"axes": {"method": 3}}, "axes.method=3: expected a TOML table"),
+        ({"axes": {"method": {}}}, r"axes.method: no entries; write \[axes.method.LABEL\] with options below it"),
+        ({"axes": {"split": {}, "method": {"A": {"method": "local"}}}}, "axes.split: no entries"),
+        ({"options": {"seed": "a"}}, "even/Alone: seed='a': expected a whole number"),
+        ({"options": {"seed": True}}, "seed=True: expected a whole number"),
+        ({"options": {"arrivals": 3}}, "arrivals=3: expected a text"),
+        ({"sources": {"rate": 3}}, "sources.rate=3: expected a text"),
         ({"options": {"raet": 1}}, "did you mean rate"),
-        ({"exceptions": [{"where": {"methods": "*"}}]}, "did you mean method"),
+        ({"exceptions": [{"where": {"methods": "*"}}]}, "exception 1: unknown axis 'methods': did you mean method"),
+        ({"exceptions": [{"where": {"split": 3}}]}, "exception 1: where.split=3: expected a text"),
+        ({"exceptions": [{"where": {"split": "*"}}, {"skip": "why"}]}, "exception 2: where is missing"),
         ({"tables": [{"title": "T", "values": {}}]}, "no values"),
-        ({"tables": [{"values": {"a": "accuracy_mean"}}]}, "title is missing"),
-        ({"tables": [{"title": "T", "values": {"a": "acuracy_mean"}}]}, "accuracy_mean"),
+        ({"tables": [{"values": {"a": "accuracy_mean"}}]}, "table 1: title is missing"),
+        ({"tables": [{"title": "T", "values": {"a": "acuracy_mean"}}]}, "table 'T': values.a: unknown .*accuracy_mean"),
         ({"tables": [{"title": "T", "rows": ["method"], "values": {"a": "accuracy_mean"}}]}, "split must be among"),
         ({"tables": "x"}, r"write \[\[tables\]\]"),
         ({"figures": [{"title": "F", "kind": "curves", "by": ["splits"]}]}, "did you mean split"),
@@ -97,8 +133,12 @@ def test_cells_that_are_left_out_say_why():
         ({"exceptions": [{"where": {"split": "odd"}}]}, "no entry of split fits 'odd'; there are even, skewed"),
         ({"own": ["Meen"]}, "did you mean Mean"),
         ({"variants": ["Alon"]}, "did you mean Alone"),
-        ({"figures": [{"title": "F", "kind": "curves", "panels": ["splits"]}]}, "axis of figure 'F' 'splits': did you"),
-        ({"figures": [{"title": "F", "kind": "curves", "panels": "split"}]}, "panels='split'"),
+        (
+            {"figures": [{"title": "F", "kind": "curves", "panels": ["splits"]}]},
+            "figure 'F': unknown axis 'splits': did you",
+        ),
+        ({"figures": [{"title": "F", "kind": "curves", "panels": "split"}]}, "figure 'F': panels='split'"),
+        ({"figures": [{"title": "F", "kind": "curves", "where": {"split": 3}}]}, "figure 'F': where.split=3: expected"),
         (
             {"figures": [{"title": "F", "kind": "curves", "by": ["split"], "panels": ["split"]}]},
             "figure 'F': split must be in by or in panels, once",
@@ -113,6 +153,12 @@ def test_cells_that_are_left_out_say_why():
 def test_what_is_wrong_is_named(wrong, message):
     with pytest.raises(SettingsError, match=message):
         study(**wrong)
+
+
+@pytest.mark.parametrize("axis", csv_text([]).splitlines()[0].split(","))
+def test_an_axis_is_not_called_like_a_column_of_every_table(axis):
+    with pytest.raises(SettingsError, match=f"axes.{axis}: .*choose another name"):
+        study(axes={**content()["axes"], axis: {"x": {"rounds": 1}, "y": {"rounds": 2}}})
 
 
 @pytest.mark.parametrize(
@@ -130,10 +176,26 @@ def test_what_is_wrong_is_named(wrong, message):
             "left out by its where: skewed/Mean, skewed/Alone",
         ),
         ({"where": {"split": "even"}, "scaled": {"skewed/*": "how"}}, "no place fits 'skewed/"),
+        ({"digits": -1}, "digits=-1: from 0 to 9"),
+        ({"digits": 99}, "digits=99: from 0 to 9"),
+        ({"digits": 1.5}, "digits=1.5: expected a whole number"),
+        ({"columns": ["split", "value", "value"]}, "value must be among its rows or columns, once"),
+        ({"where": {"split": 3}}, "where.split=3: expected a text"),
+        ({"where": 3}, "where=3: expected a TOML table"),
+        ({"reference": {"method": 3}}, "reference.method=3: expected a text"),
+        ({"values": {"m": 3}}, "values.m=3: expected a text"),
+        ({"values": {"m": "rounds_to(accuracy_mean,\n0.8)"}}, "values.m: .* in one line"),
+        ({"values": {"m": "rounds_to_final(accuracy_mean, Meen)"}}, "unknown method .* 'Meen': did you mean Mean"),
+        ({"published": {"even/Mean": 3}}, "published.even/Mean=3: expected a list of numbers"),
+        ({"published": {"even/Mean": ["x"]}}, "published.even/Mean='x': expected a number"),
+        ({"published": {"even/Mean": [float("nan")]}}, "published.even/Mean=nan: expected a finite number"),
+        ({"published": {"even/Mean": [1, 2, 3]}}, "published.even/Mean=.*: at most two numbers"),
+        ({"incomparable": {"*": 3}}, r"incomparable\.\*=3: expected a text"),
+        ({"scaled": {"*": 3}}, r"scaled\.\*=3: expected a text"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_named(wrong, message):
-    with pytest.raises(SettingsError, match=message):
+    with pytest.raises(SettingsError, match=f"^table 'Accuracy': .*{message}"):
         study(tables=[{**content()["tables"][0], **wrong}])
 
 
@@ -157,6 +219,9 @@ def test_a_file_that_is_wrong_is_named(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text("title = 'x'\n")
     with pytest.raises(SettingsError, match=r"mine.toml: .*axes is missing"):
+        Study.read(path)
+    path.write_text(tomli_w.dumps(content(tables=[{"title": "T", "values": {"mean": 3}}])))
+    with pytest.raises(SettingsError, match=r"mine.toml: table 'T': values.mean=3: expected a text"):
         Study.read(path)
 
 

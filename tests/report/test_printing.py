@@ -274,6 +274,8 @@ AWKWARD = (
     "$5",
     "`c`",
     'a "b"',
+    "&lt; and &#36;",
+    "$x$",
 )
 
 
@@ -290,6 +292,18 @@ def test_labels_are_text_in_every_document(label):
     assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {4}
     assert next(csv.DictReader(io.StringIO(csv_text([made]))))["setting"] == label
     assert label in " ".join(printed(made, 120).split())
+
+
+def test_nothing_in_a_label_means_anything_to_markdown():
+    label = "&lt; a & b $x$ `c` *d* <i>"
+    said = markdown(bare({"method": (label,)}, {}, title=label, rows=("method",), columns=()))
+    assert said.count(r"\&lt; a & b \$x\$ \`c\` \*d\* \<i\>") == 2
+
+
+def test_latex_needs_no_package_but_booktabs():
+    said = latex(bare({"method": ('a "b" c',)}, {}, rows=("method",), columns=()))
+    assert "a ''b'' c" in said
+    assert "textquotedbl" not in said
 
 
 def unescaped(text):
@@ -345,7 +359,7 @@ def test_latex_has_rules_and_spans_that_fit(columns):
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="no LaTeX here")
 @pytest.mark.slow
 def test_latex_compiles(table, tmp_path):
-    head = "\\documentclass{article}\n\\usepackage{booktabs}\n\\usepackage[T1]{fontenc}\n\\begin{document}\n"
+    head = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n"
     made = [table, *(bare({"method": (label,)}, {}, title=label, rows=("method",), columns=()) for label in AWKWARD)]
     (tmp_path / "x.tex").write_text(head + "\n".join(map(latex, made)) + "\\end{document}\n")
     done = subprocess.run(["pdflatex", "-halt-on-error", "x.tex"], cwd=tmp_path, capture_output=True, text=True)

@@ -124,6 +124,41 @@ def test_what_old_runs_did_not_measure_is_not_taken_for_a_result():
     assert (found.verdict, found.mean, found.never) == (Verdict.NOT_MEASURED, None, False)
 
 
+@pytest.mark.parametrize("published", [[], [3]])
+def test_what_was_not_measured_is_not_taken_for_never(published):
+    found = single([0.9], published, percent=False, values={"rounds": "rounds_to(accuracy_adapted_mean, 0.1)"})
+    assert (found.verdict, found.mean, found.never) == (Verdict.NOT_MEASURED, None, False)
+
+
+def test_runs_that_never_came_there_are_told_from_those_not_measured():
+    spec = table_of(rows=("method",), columns=(), percent=False, values={"rounds": "rounds_to(accuracy_mean, 0.9)"})
+
+    def found(*runs):
+        (only,) = result_table(replace(spec, reference={}), Findings({"method": ("a",)}, {("a",): runs}, len(runs)))
+        return only
+
+    there, never, unknown = stored(0.9, 0), stored(0.5, 1), replace(stored(0.9, 2), rounds=[])
+    some = found(there, never, unknown)
+    assert (some.mean, some.notes) == (3, ("never in 1 of 3 runs", "not measured in 1 of 3 runs"))
+    none = found(never, unknown)
+    assert (none.mean, none.never) == (None, True)
+    assert none.notes == ("never in 1 of 2 runs", "not measured in 1 of 2 runs")
+    assert (found(never).notes, found(unknown).notes) == ((), ())
+
+
+def test_who_is_measured_by_a_method_without_runs_is_not_measured():
+    values = {"rounds": "rounds_to_final(accuracy_mean, b)"}
+    spec = table_of(rows=("method",), columns=(), percent=False, values=values, published={"a": []}, reference={})
+    findings = Findings({"method": ("a", "b")}, {("a",): seeds(0.9), ("b",): seeds(0.5)})
+    assert cell(result_table(spec, findings), "a").mean == 2
+    # A method that is named counts, whether or not it is shown.
+    assert cell(result_table(replace(spec, where={"method": "a"}), findings), "a").mean == 2
+    for runs in ({}, {("b",): []}):
+        without = replace(findings, runs={("a",): seeds(0.9), **runs})
+        found = cell(result_table(spec, without), "a")
+        assert (found.verdict, found.mean, found.never) == (Verdict.NOT_MEASURED, None, False)
+
+
 def test_numbers_know_their_runs():
     spec, findings = example()
     found = cell(result_table(spec, findings), "CIFAR10", "IID-Im", "IFCA")
@@ -247,14 +282,29 @@ def test_only_what_fits_is_compared():
     assert [(one.place, one.method, one.baseline) for one in found] == [(("CIFAR10", "IID-Im"), "AutoCFL", "FedAvg")]
 
 
-def test_what_is_not_shown_still_counts_for_those_beside_it():
-    """A number is the same in every table: steps are equal to the fewest of the study."""
+def test_steps_are_equal_to_the_fewest_of_the_methods_that_a_table_has():
     spec, findings = example()
-    values = {"equal": "equal_steps(accuracy_mean)"}
-    whole = result_table(replace(spec, values=values, published={}), findings)
-    part = result_table(replace(spec, values=values, published={}, where={"method": "AutoCFL"}, reference={}), findings)
+    equal = replace(spec, values={"equal": "equal_steps(accuracy_mean)"}, published={}, reference={})
     place = ("CIFAR10", "IID-Im", "AutoCFL")
-    assert cell(part, *place).mean == cell(whole, *place).mean == pytest.approx(100 * 1.441 / 3 * 2 / 3)
+    # With 15 steps a round AutoCFL is in its second round of three where FedAvg ends, and by itself in its last.
+    assert cell(result_table(equal, findings), *place).mean == pytest.approx(100 * 1.441 / 3 * 2 / 3)
+    alone = replace(equal, where={"method": "AutoCFL"})
+    assert cell(result_table(alone, findings), *place).mean == pytest.approx(100 * 1.441 / 3)
+    few = replace(findings, runs={**findings.runs, ("CIFAR10", "IID-Im", "IFCA"): seeds(0.4, 0.4, 0.4, steps=5)})
+    (all_three,) = orderings(spec, few, ["AutoCFL"], variants=["IFCA"])
+    (without,) = orderings(replace(spec, where={"method": "[AF]*"}), few, ["AutoCFL"])
+    # IFCA takes 15 steps in all: both are in their first round, with a third of 48 % and of 45 %.
+    assert (all_three.at_equal_steps, without.at_equal_steps) == (True, False)
+
+
+def test_a_mean_at_equal_steps_is_over_seeds_that_all_begun_methods_have():
+    spec, findings = example()
+    spec = replace(spec, values={"equal": "equal_steps(accuracy_mean)"}, published={})
+    place = ("CIFAR10", "IID-Im")
+    late = replace(findings, runs={**findings.runs, (*place, "FedAvg"): seeds(0.45), (*place, "IFCA"): []})
+    found = cell(result_table(spec, late), *place, "AutoCFL")
+    assert found.ours.values == {0: pytest.approx(0.48 * 2 / 3)}
+    assert found.notes == ("not measured in 2 of 3 runs",)
 
 
 def test_variants_are_neither_own_nor_others():
@@ -279,6 +329,22 @@ def test_what_looks_the_same_is_equally_good():
         table_of(rows=("method",), columns=(), reference={}), Findings({"method": ("a", "b", "c")}, runs)
     )
     assert [one.best for one in table] == [True, True, False]
+
+
+def test_who_never_gets_there_in_more_runs_is_not_best():
+    def best(better="lower", **runs):
+        spec = table_of(rows=("method",), columns=(), percent=False, better=better, reference={})
+        spec = replace(spec, values={"rounds": "rounds_to(accuracy_mean, 0.5)"})
+        table = result_table(spec, Findings({"method": tuple(runs)}, {(name,): some for name, some in runs.items()}, 3))
+        return [one.place["method"] for one in table if one.best]
+
+    fast_once, slow = [stored(1.5), *seeds(0.4, 0.4, 0.4)[1:]], seeds(0.75, 0.75, 0.75)  # in round 1, in round 2
+    assert best(a=fast_once, b=slow) == ["b"]
+    assert best(a=fast_once, b=slow, better="higher") == ["b"]
+    assert best(a=fast_once, b=seeds(0.75, 0.4, 0.4)) == ["a"], "as often"
+    assert best(a=fast_once, b=slow[:1]) == ["b"], "in one of one, not in one of three"
+    # It is not behind for runs that were not measured.
+    assert best(a=[stored(1.5), *(replace(run, rounds=[]) for run in slow[1:])], b=slow) == ["a"]
 
 
 def test_tests_are_against_the_reference_and_corrected():
@@ -364,10 +430,17 @@ def test_a_tie_is_not_ahead():
         ([0.9, 0.5], [0.5, 0.9], None),
         ([0.5, 0.5], [0.5, 0.5], None),
         ([0.9, 0.9], [0.5], None),
+        ([0.9, 0.9, 0.9], [0.9, 0.9, None], False),  # two seeds that both have, and a tie
     ],
 )
 def test_who_gets_there_with_more_seeds_is_ahead_of_who_does_not(ours, theirs, ahead):
-    runs = {("a",): seeds(*ours), ("b",): seeds(*theirs)}
+    def runs_of(accuracies):
+        runs = seeds(*(accuracy or 0.0 for accuracy in accuracies))
+        return [
+            replace(run, rounds=run.rounds if accuracy else []) for run, accuracy in zip(runs, accuracies, strict=True)
+        ]
+
+    runs = {("a",): runs_of(ours), ("b",): runs_of(theirs)}
     rounds = {"values": {"rounds": "rounds_to(accuracy_mean, 0.9)"}, "percent": False, "better": "lower"}
     spec = table_of(rows=("method",), columns=(), published={"a": [3], "b": []}, **rounds)
     (found,) = orderings(spec, Findings({"method": ("a", "b")}, runs), ["a"])

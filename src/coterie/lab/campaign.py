@@ -5,7 +5,9 @@ machines can work on one study, and whatever was interrupted goes on where it st
 """
 
 import json
+import logging
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,19 +18,24 @@ import tomli_w
 from coterie.errors import CoterieError
 from coterie.fitting import Checkpoint, Observer, Record, Result
 from coterie.lab.batch import Batch
-from coterie.lab.folder import BusyError, StoredRun, write_whole
+from coterie.lab.folder import BusyError, FinishedError, StoredRun, is_finished, write_whole
 from coterie.lab.study import Measuring, Place, Study, Task
 from coterie.settings import Settings, World, read_table
 
 __all__ = ["Campaign", "Outcome", "Results"]
 
+log = logging.getLogger("coterie")
+
 _CLIENTS_AT_ONCE = 640
 """Clients that take part in a round, over all runs that are computed together. It bounds memory, and how long it takes
 until the first runs of a large study have ended; other bounds were not tried."""
 
+_CLIENTS_UNKNOWN = 100
+"""How many clients a split counts for that tells only with its data how many it has."""
 
-class _TimeUpError(Exception):
-    """There is no time left."""
+
+class _TimeUpError(BaseException):
+    """There is no time left: no error of a run, so that nothing takes it for one."""
 
 
 @dataclass
@@ -39,8 +46,10 @@ class Outcome:
     """Runs that were finished in it."""
     failed: dict[str, str] = field(default_factory=dict)
     """Runs that failed, and why."""
+    elsewhere: list[Task] = field(default_factory=list)
+    """Runs that another process was at work on."""
     busy: int = 0
-    """Runs that another process is at work on."""
+    """How many of them it had not finished when this was over."""
     time_up: bool = False
 
 
@@ -84,7 +93,12 @@ class Campaign:
 
     def _finished(self, task: Task) -> bool:
         folder = self.folder(task)
-        return (folder / "summary.json").is_file() and task.agrees(read_table(folder / "settings.toml"))
+        if not (folder / "summary.json").is_file() or not is_finished(folder):
+            return False
+        try:
+            return task.agrees(read_table(folder / "settings.toml"))
+        except CoterieError:
+            return False
 
     def results(self, study: Study, seeds: int | None = None, only: str | None = None) -> Results:
         """What there is for a study."""
@@ -95,8 +109,21 @@ class Campaign:
                 skipped[cell.labels] = cell.skip
                 continue
             tasks = [cell.task(seed, self._given, study.methods) for seed in range(seeds or study.seeds)]
-            runs[cell.labels] = [StoredRun.read(self.folder(task)) for task in tasks if self._finished(task)]
+            runs[cell.labels] = [run for task in tasks if (run := self._stored(task))]
         return Results(study.scaled(_telling(self._given)), seeds or study.seeds, runs, skipped)
+
+    def _stored(self, task: Task) -> StoredRun | None:
+        """A finished run."""
+        folder = self.folder(task)
+        try:
+            if self._finished(task):
+                return StoredRun.read(folder)
+        except CoterieError as error:
+            log.warning("%s: counts as not run (%s)", folder, error)
+            return None
+        if (folder / "summary.json").is_file():
+            log.warning("%s: counts as not run: it is damaged, or was run with other settings", folder)
+        return None
 
     def carry_out(
         self,
@@ -111,7 +138,8 @@ class Campaign:
         try:
             world: World | None = None
             for task in pending:
-                if isinstance(task.settings, Measuring):
+                # Another process may have measured it since.
+                if isinstance(task.settings, Measuring) and not self._finished(task):
                     _check_time(until)
                     world = self._measure(task, world, outcome)
             for batch in _batches([task for task in pending if isinstance(task.settings, Settings)]):
@@ -120,6 +148,7 @@ class Campaign:
                 self._run(self.pending(batch), until, watch, outcome)
         except _TimeUpError:
             outcome.time_up = True
+        outcome.busy = len(self.pending(outcome.elsewhere))
         return outcome
 
     def _measure(self, task: Task, before: World | None, outcome: Outcome) -> World | None:
@@ -149,24 +178,23 @@ class Campaign:
         def task_of(settings: Settings) -> Task:
             return named[Task(settings).name]
 
-        def failed(settings: Settings, error: CoterieError) -> None:
+        def failed(settings: Settings, error: Exception) -> None:
             if isinstance(error, BusyError):
-                outcome.busy += 1
-            else:
-                outcome.failed[task_of(settings).name] = str(error)
+                outcome.elsewhere.append(task_of(settings))
+            elif not isinstance(error, FinishedError):  # by another process, since it was last looked at
+                outcome.failed[task_of(settings).name] = _told(error)
 
         if not tasks:
             return
         try:
-            batch = Batch([task.settings for task in tasks if isinstance(task.settings, Settings)])
-        except CoterieError as error:
+            batch = Batch([task.settings for task in tasks if isinstance(task.settings, Settings)], failed=failed)
+        except CoterieError as error:  # data that they share
             outcome.failed |= {task.name: str(error) for task in tasks}
             return
         batch.run(
             lambda settings: self.folder(task_of(settings)),
             resume=True,
             watch=lambda settings: [*watch(task_of(settings)), _Clock(until, outcome)],
-            failed=failed,
             keep_state=False,
         )
 
@@ -183,6 +211,14 @@ class _Clock:
 
     def run_done(self, checkpoint: Checkpoint, result: Result) -> None:
         self.outcome.done += 1
+
+
+def _told(error: Exception) -> str:
+    """What went wrong; of what was not foreseen, as in a method of the user's own, also where."""
+    if isinstance(error, CoterieError):
+        return str(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
 
 
 def _check_time(until: float | None) -> None:
@@ -202,7 +238,7 @@ def _batches(tasks: Sequence[Task]) -> Iterator[list[Task]]:
         clients = 0.0
         for task in alike:
             assert isinstance(task.settings, Settings)
-            cohort = task.settings.world.split.clients * task.settings.method.participation
+            cohort = (task.settings.world.split.clients or _CLIENTS_UNKNOWN) * task.settings.method.participation
             if batch and clients + cohort > _CLIENTS_AT_ONCE:
                 yield batch
                 batch, clients = [], 0.0

@@ -69,7 +69,14 @@ def _several(name: str, text: str) -> inspect.Parameter:
 Seeds = Annotated[
     int | None, _flag("--seeds", "How often every cell is run; by default as the study says.", converter=whole)
 ]
-Only = Annotated[str | None, _flag("--only", "Only some cells: `method=flis-dc,setting=*`, patterns by axis.")]
+Only = Annotated[
+    str | None,
+    _flag(
+        "--only",
+        "Only some cells: `method=flis-dc,setting=*`, patterns by axis. Several of one axis are alternatives: "
+        "`method=local,method=fedavg`. A comma is part of a label unless an axis and `=` follow.",
+    ),
+]
 TimeLimit = Annotated[
     float | None, _flag("--time-limit", "Minutes after which it stops; the same command goes on where it stopped.")
 ]
@@ -117,10 +124,13 @@ def _run_study(
 
 def new(file: Annotated[Path, Parameter(help="The file to write.")]) -> None:
     """Write a study to start from, with everything explained."""
-    if file.exists():
-        raise SettingsError(f"{file}: exists already; choose another file")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, recipes.template())
+    try:
+        if file.exists():
+            raise SettingsError(f"{file}: exists already; choose another file")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, recipes.template())
+    except OSError as error:
+        raise SettingsError(f"{file}: cannot be written ({error.strerror}); choose another file") from error
     tell("written to", file)
     tell("run it with", f"coterie study run {file}")
 
@@ -144,16 +154,18 @@ def _carry_out(
     show: bool,
 ) -> None:
     """Run what is missing, and show what there is."""
-    from coterie.report.studies import check_figures, write_study
+    from coterie.report.studies import check_figures, check_folder, write_study
 
     if seeds is not None and seeds < 1:
         raise SettingsError(f"seeds={seeds}: at least 1")
     if time_limit is not None and time_limit <= 0:
         raise SettingsError(f"time_limit={time_limit}: minutes, above 0")
+    studies = _with_cells(_distinct(studies), only)
     for study in studies:
         check_figures(study)
     campaign = Campaign(out, given)
     tasks = [task for study in studies for task in campaign.tasks(study, seeds, only)]
+    check_folder(out)
     pending = campaign.pending(tasks)
     distinct = len({task.name for task in tasks})
     outcome = Outcome()
@@ -175,6 +187,36 @@ def _carry_out(
         tell("stopped:", "the same command goes on from here", errors)
     if stopped or outcome.failed:
         sys.exit(130 if stopped else 1)
+
+
+def _distinct(studies: Sequence[Study]) -> list[Study]:
+    """Each study once; an error if one would overwrite what another has written."""
+    from coterie.report.studies import stem
+
+    found: dict[str, Study] = {}
+    for study in studies:
+        name = stem(study)
+        if found.setdefault(name, study) != study:
+            raise SettingsError(
+                f"two studies are called {name}: their tables and pages would overwrite each other; "
+                "rename one, or run each with an --out of its own"
+            )
+    return list(found.values())
+
+
+def _with_cells(studies: Sequence[Study], only: str | None) -> list[Study]:
+    """The studies that have some of the cells that are asked for; the others are named. An error if there is none."""
+    without: dict[str, SettingsError] = {}
+    for study in studies:
+        try:
+            study.cells(only)
+        except SettingsError as error:
+            without[study.name] = error
+    if len(without) == len(studies):
+        raise next(iter(without.values()))
+    if without:
+        tell("skipped:", f"{', '.join(without)}: no cell fits --only {only}", errors)
+    return [study for study in studies if study.name not in without]
 
 
 def _show(report: "Report") -> None:

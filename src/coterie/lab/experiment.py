@@ -73,7 +73,8 @@ def run(
             path = out.make() if isinstance(out, NewFolder) else out
             folder = RunFolder(path, settings.resolved().table(), saving=saving, keep_state=keep_state)
             checkpoint = folder.open(fed.net, resume)
-            observers = [*observers, folder]
+            # First: an observer that stops the run does not lose the round that is done.
+            observers = [folder, *observers]
         log.info("%s", fed.explain())
         describe = {"data": world.dataset.name, "split": world.split.name, "net": world.net_name}
         return fit(

@@ -32,8 +32,10 @@ __all__ = [
     "SAVING",
     "WITHOUT_EFFECT",
     "BusyError",
+    "FinishedError",
     "RunFolder",
     "StoredRun",
+    "is_finished",
     "read_lines",
     "require_empty",
     "write_whole",
@@ -52,6 +54,10 @@ SAVING = 0.1
 
 class BusyError(SettingsError):
     """Somebody else is at work in a run folder."""
+
+
+class FinishedError(SettingsError):
+    """A run has come to its end, and nothing is kept that it could go on from."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,7 @@ class RunFolder:
             self._claim()
             return self._resume(net)
         # What a run leaves that was killed while it made its folder does not keep another try from beginning.
-        require_empty(self.path, but={"state", "log.txt", "deployment", "settings.toml.part"} if resume else set())
+        require_empty(self.path, but={"state", "log.txt", "deployment"} if resume else set())
         try:
             # Not there before: of two runs that are started at once, one gets the folder.
             (self.path / "state").mkdir(parents=True, exist_ok=resume)
@@ -157,7 +163,10 @@ class RunFolder:
             self._lock = None
 
     def _resume(self, net: Net) -> Checkpoint | None:
-        stored = StoredRun.read(self.path)
+        try:
+            stored = StoredRun.read(self.path)
+        except DataError as error:
+            raise DataError(f"{error}; delete {self.path} to start this run over") from error
         differences = _differences(self._table, _completed(stored.settings))
         if differences:
             more = "; ..." if len(differences) > 3 else ""
@@ -165,6 +174,11 @@ class RunFolder:
                 f"out={self.path}: holds a run with other settings ({'; '.join(differences[:3])}{more}); "
                 "continue it with its own, or choose another folder"
             )
+        if not is_finished(self.path):  # of a finished run that an unfinished copy was written over, say
+            for name in ("summary.json", "clients.jsonl"):
+                (self.path / name).unlink(missing_ok=True)
+        elif not self._state.is_file():
+            raise FinishedError(f"out={self.path}: this run is finished")
         (self.path / "state").mkdir(exist_ok=True)
         if not self._state.is_file():
             self._rewrite({name: [] for name in _written(stored)})
@@ -209,6 +223,8 @@ class RunFolder:
         write_whole(self.path / "summary.json", json.dumps(result.summary, indent=2) + "\n")
         if not self._keep_state:
             shutil.rmtree(self.path / "state")
+        for left in self.path.glob(f"*{_PART}"):  # by a process that was killed while it wrote
+            left.unlink()
 
     def _save(self, checkpoint: Checkpoint) -> None:
         started = time.monotonic()
@@ -222,17 +238,32 @@ def require_empty(folder: Path, but: Collection[str] = ()) -> None:
     """Refuse a folder in which there is something already."""
     if folder.exists() and not folder.is_dir():
         raise SettingsError(f"out={folder}: a file; choose a folder")
-    if folder.exists() and any(child.name not in but for child in folder.iterdir()):
+    if folder.exists() and any(child.name not in but and child.suffix != _PART for child in folder.iterdir()):
         if (folder / "settings.toml").exists():
             raise SettingsError(f"out={folder}: holds another run; choose another folder, or continue it with --resume")
         raise SettingsError(f"out={folder}: is not empty; choose another folder")
 
 
+_PART = ".part"
+
+
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is never seen half-written."""
-    part = path.with_name(path.name + ".part")
+    """Write a file so that it is never seen half-written, whoever else writes it."""
+    part = path.with_name(f"{path.name}.{os.getpid()}{_PART}")
     part.write_text(text, encoding="utf-8")
     part.replace(path)
+
+
+def is_finished(path: Path) -> bool:
+    """Whether the run in a folder has come to its end, and all of its rounds are there."""
+    try:
+        summary = _read_summary(path / "summary.json")
+        rounds = read_lines(path / "rounds.jsonl")
+    except DataError:
+        return False
+    if summary is None or "rounds" not in summary:
+        return summary is not None  # a measure has no rounds
+    return bool(rounds) and rounds[-1]["round"] == summary["rounds"]
 
 
 def read_lines(path: Path) -> list[Record]:
@@ -262,9 +293,12 @@ def _read_summary(path: Path) -> Record | None:
     if not path.is_file():
         return None
     try:
-        return json.loads(path.read_bytes())
+        summary = json.loads(path.read_bytes())
     except ValueError as error:
         raise DataError(f"{path}: damaged ({error})") from error
+    if not isinstance(summary, dict):
+        raise DataError(f"{path}: damaged (no table)")
+    return summary
 
 
 def _lines(records: Iterable[Record]) -> str:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple, NewType, TypeVar, get_type_hints
 
@@ -38,8 +38,9 @@ __all__ = [
     "statistic",
 ]
 
-Peers = Mapping[str, StoredRun]
-"""The runs with the same seed that a run is compared with, itself among them, by what they are called in the study."""
+Peers = Mapping[str, StoredRun | None]
+"""The runs with the same seed that a run is compared with, itself among them, by what they are called in the study;
+nothing where there is none with this seed yet."""
 
 RoundKey = NewType("RoundKey", str)
 ClientKey = NewType("ClientKey", str)
@@ -91,18 +92,21 @@ class Statistic:
 
     def __call__(self, run: StoredRun, peers: Peers | None = None) -> float | None:
         """The figure, or nothing if the run does not have it."""
-        return self.measured(run, peers)[0]
+        return _number(self.measured(run, peers)[0])
 
     def measured(self, run: StoredRun, peers: Peers | None = None) -> tuple[float | None, float]:
-        """The figure, and how finely it is measured: 0 if it is exact."""
+        """The figure, and how finely it is measured: 0 if it is exact.
+
+        A count that never came to its target is infinite; what was not measured is nothing.
+        """
         function = _functions[self.name]
         found = function.call(run, *((peers or {},) if function.among else ()), *self.arguments)
-        return (_number(found.value), found.resolution) if isinstance(found, Counted) else (_number(found), 0.0)
+        return (found.value, found.resolution) if isinstance(found, Counted) else (_number(found), 0.0)
 
     @property
-    def may_never_be(self) -> bool:
-        """Whether nothing means that something did not happen, rather than that it was not measured."""
-        return _functions[self.name].may_never_be
+    def other(self) -> str | None:
+        """The label of the method that runs are held against, if it names one."""
+        return str(self.arguments[1]) if self.name == "rounds_to_final" else None
 
     @property
     def client_key(self) -> str | None:
@@ -128,12 +132,14 @@ class Counted(NamedTuple):
     round between the two."""
 
 
+_NEVER = Counted(inf, 0.0)
+
+
 @dataclass(frozen=True)
 class _Function:
     call: "Callable[..., Counted | float | None]"
     parameters: Mapping[str, Any]
     among: bool
-    may_never_be: bool
 
 
 F = TypeVar("F", bound="Callable[..., Counted | float | None]")
@@ -141,13 +147,13 @@ F = TypeVar("F", bound="Callable[..., Counted | float | None]")
 _functions: dict[str, _Function] = {}
 
 
-def _function(name: str, may_never_be: bool = False) -> Callable[[F], F]:
+def _function(name: str) -> Callable[[F], F]:
     """Register a function of a run, perhaps its peers, and arguments whose kinds are its annotations."""
 
     def decorate(call: F) -> F:
         hints = get_type_hints(call)
         given = [parameter for parameter in inspect.signature(call).parameters if parameter not in ("run", "peers")]
-        _functions[name] = _Function(call, {one: hints[one] for one in given}, "peers" in hints, may_never_be)
+        _functions[name] = _Function(call, {one: hints[one] for one in given}, "peers" in hints)
         return call
 
     return decorate
@@ -162,7 +168,9 @@ def functions() -> dict[str, str]:
 @lru_cache
 def statistic(text: str) -> Statistic:
     """The statistic of this name: a key of a run's or measure's summary, or a function with its arguments."""
-    call = re.fullmatch(r"\s*([a-z_]+)\s*\((.*)\)\s*", text, re.DOTALL)
+    if len(text.splitlines()) > 1:
+        raise SettingsError(f"{text!r}: write a statistic in one line")
+    call = re.fullmatch(r"\s*([a-z_]+)\s*\((.*)\)\s*", text)
     if call is None:
         key = text.strip()
         if not re.fullmatch(r"ledger\.(up|down|peer|evaluation)\..+", key):
@@ -271,36 +279,38 @@ def _smoothed(run: StoredRun, key: RoundKey, weight: Weight) -> float | None:
     )
 
 
-@_function("rounds_to", may_never_be=True)
+@_function("rounds_to")
 def _rounds_to(run: StoredRun, key: RoundKey, target: float) -> Counted | None:
     """The first evaluated round that reaches the target."""
-    before = 0
-    for number, value in _course(run, key):
+    course, before = _course(run, key), 0
+    for number, value in course:
         if value >= target:
             return Counted(float(number), float(number - before) if number - before > 1 else 0.0)
         before = number
-    return None
+    # To stay below the target is a result; to have no course is none.
+    return _NEVER if course else None
 
 
-@_function("rounds_to_final", may_never_be=True)
+@_function("rounds_to_final")
 def _rounds_to_final(run: StoredRun, peers: Peers, key: RoundKey, method: str) -> Counted | None:
     """The first evaluated round that reaches what another method has in its last."""
-    course = _course(peers[method], key) if method in peers else []
+    other = peers.get(method)
+    course = _course(other, key) if other is not None else []
     return _rounds_to(run, key, course[-1][1]) if course else None
 
 
-@_function("bytes_to", may_never_be=True)
+@_function("bytes_to")
 def _bytes_to(run: StoredRun, key: RoundKey, target: float) -> Counted | None:
     """All that was sent, in bytes, until the target is reached."""
     rounds = _rounds_to(run, key, target)
-    if rounds is None:
-        return None
+    if rounds is None or rounds == _NEVER:
+        return rounds
     sent = {0: 0.0, **dict(_course(run, "bytes"))}
     reached, before = int(rounds.value), int(rounds.value - rounds.resolution)
     return Counted(sent[reached], sent[reached] - sent[before]) if {reached, before} <= sent.keys() else None
 
 
-@_function("megabits_to", may_never_be=True)
+@_function("megabits_to")
 def _megabits_to(run: StoredRun, key: RoundKey, target: float) -> Counted | None:
     """What a client has sent and received on average, in megabits, until the target is reached (FLIS, Table 3)."""
     sent, clients = _bytes_to(run, key, target), _key(run, "clients")
@@ -339,8 +349,10 @@ def _few_samples_mean(run: StoredRun, key: ClientKey) -> float | None:
 def _equal_steps(run: StoredRun, peers: Peers, key: RoundKey) -> float | None:
     """The figure of the last evaluated round in which clients had taken no more local steps than in the whole run of
     the peer that takes fewest."""
-    courses = [_course(one, "steps_mean") for one in (run, *peers.values()) if one.rounds]
-    if not courses or not all(courses):
+    others = [one for one in peers.values() if one is not None]
+    courses = [_course(one, "steps_mean") for one in (run, *others) if one.rounds]
+    # A peer without a run under this seed may be the one that takes fewest.
+    if not courses or not all(courses) or len(others) < len(peers):
         return None
     fewest = min(course[-1][1] for course in courses)
     # A mean over clients may come out a last bit higher in one run than in the other.
@@ -378,8 +390,10 @@ class Estimate:
     """By seed."""
     runs: tuple[Path, ...]
     """The folders of the runs that have a figure."""
+    never: tuple[Path, ...] = ()
+    """The folders of the runs that never came to the target of a count."""
     without: tuple[Path, ...] = ()
-    """The folders of the runs that have none."""
+    """The folders of the runs in which there was nothing to measure it by."""
     resolution: float = 0.0
     """How finely it is measured, mean over seeds."""
 
@@ -387,6 +401,11 @@ class Estimate:
     def count(self) -> int:
         """How many seeds there are figures of."""
         return len(self.values)
+
+    @property
+    def tried(self) -> int:
+        """How many seeds there are runs of."""
+        return self.count + len(self.never) + len(self.without)
 
     @property
     def mean(self) -> float | None:
@@ -404,21 +423,22 @@ def estimate(
 ) -> Estimate:
     """A statistic over the seeds of runs, of which those `among` whom it is taken are others by name.
 
-    A seed counts once, as it is the same run.
+    A seed counts once, as it is the same run. Who has no run that trains, such as a measure, is nobody's peer.
     """
-    beside = {name: {_seed(run): run for run in others} for name, others in (among or {}).items()}
-    values, found, without, resolutions = {}, [], [], []
+    beside = {name: {_seed(run): run for run in others if run.rounds} for name, others in (among or {}).items()}
+    values, found, never, without, resolutions = {}, [], [], [], []
     for seed, run in sorted({_seed(run): run for run in runs}.items()):
-        value, resolution = what.measured(
-            run, {name: others[seed] for name, others in beside.items() if seed in others}
-        )
+        value, resolution = what.measured(run, {name: others.get(seed) for name, others in beside.items() if others})
         if value is None:
             without.append(run.path)
+        elif value == inf:
+            never.append(run.path)
         else:
             values[seed] = value
             found.append(run.path)
             resolutions.append(resolution)
-    return Estimate(values, tuple(found), tuple(without), float(np.mean(resolutions)) if resolutions else 0.0)
+    fineness = float(np.mean(resolutions)) if resolutions else 0.0
+    return Estimate(values, tuple(found), tuple(never), tuple(without), fineness)
 
 
 def over_clients(what: Statistic, runs: Iterable[StoredRun]) -> dict[tuple[int, str], float]:

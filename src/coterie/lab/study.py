@@ -6,15 +6,17 @@ and figures say what is to be made of the runs, and which numbers a paper has pr
 
 import importlib
 import json
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 from coterie.data.population import Division
 from coterie.engines.simulation import Computing
@@ -24,12 +26,18 @@ from coterie.lab.statistics import statistic
 from coterie.methods import methods
 from coterie.registry import checked, options
 from coterie.scoring import Scoring
-from coterie.settings import Settings, World, as_toml, read_table
+from coterie.settings import GENERAL, Settings, World, as_toml, read_table
 
-__all__ = ["Cell", "FigureSpec", "Measuring", "Study", "TableSpec", "Task", "fitting", "matches"]
+__all__ = ["COLUMNS", "Cell", "FigureSpec", "Measuring", "Study", "TableSpec", "Task", "fitting", "matches"]
 
 Place = tuple[str, ...]
 """Where a run stands: the labels of the axes, in their order."""
+
+COLUMNS = (
+    *("value", "statistic", "mean", "std", "seeds", "published_mean", "published_std"),
+    *("difference", "resolution", "mark", "p", "p_corrected", "p_wilcoxon", "notes", "runs"),
+)
+"""What a CSV file of tables says of every number, besides the table and the axes. No axis can have such a name."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +145,12 @@ class Task:
             usual = as_toml({option.name: option.default for option in options(kind)})
             own = table.get(part, {})
             table[part] = {key: value for key, value in own.items() if key not in usual or value != usual[key]}
-        return {name: value for name, value in table.items() if value and name not in ("coterie", "format")}
+        # A seed of 0 goes without saying; a split's seed of 0 is not the same as none.
+        return {
+            name: value
+            for name, value in table.items()
+            if value != {} and (name, value) != ("seed", 0) and name not in ("coterie", "format")
+        }
 
     def agrees(self, stored: Mapping[str, Any]) -> bool:
         """Whether a stored run has the same settings as far as they decide the outcome.
@@ -145,8 +158,17 @@ class Task:
         Its name says so, unless something is by default other than it was when it was run.
         """
         mine = self.settings.table()
+        files = {option.name for option in options(type(self.settings.world.split)) if Path in get_args(option.type)}
+
+        def same(part: str, name: str, value: Any) -> bool:
+            other = stored.get(part, {}).get(name, None if name == "name" else value)
+            if part == "split" and name in files and isinstance(value, str) and isinstance(other, str):
+                # Where a file lies decides nothing: a run stores its full path, which differs between machines.
+                return Path(value).name == Path(other).name
+            return bool(other == value)
+
         return all(
-            stored.get(part, {}).get(name, value) == value
+            same(part, name, value)
             for part in ("method", "measure", "split", "division", "scoring")
             for name, value in mine.get(part, {}).items()
         )
@@ -177,12 +199,14 @@ class Cell:
 
         `others` are the study's other methods: an option that only they have is not for this one.
         """
-        told = {**self.options, "seed": self.options.get("seed", 0) + seed, **(given or {})}
+        told = {**self.options, **(given or {})}
+        told["seed"] = told.get("seed", 0) + seed
         method, measure = told.pop("method", None), told.pop("measure", None)
         if measure is None:
             return Task(Settings.of(told, method, others=others)[0])
         own = {option.name for option in options(measures[measure])}
-        world = Settings.of({name: value for name, value in told.items() if name not in own}, "local")[0].world
+        rest = {name: value for name, value in told.items() if name not in own}
+        world = Settings.of(rest, "local", others=others)[0].world
         return Task(Measuring(measures.make(measure, **{k: told[k] for k in told if k in own}), world))
 
 
@@ -218,11 +242,9 @@ class Study:
     def read(cls, path: Path, name: str | None = None) -> "Study":
         """A study from its file, with everything in it checked."""
         content = read_table(path)
-        try:
+        with _inside(str(path)):
             _import(content.get("modules", []), path.parent)
             return cls.of(content, name or path.stem)
-        except CoterieError as error:
-            raise SettingsError(f"{path}: {error}") from error
 
     @classmethod
     def of(cls, content: Mapping[str, Any], name: str) -> "Study":
@@ -230,7 +252,11 @@ class Study:
         parts = dict(content)
         lists = {"exceptions": Exemption, "tables": TableSpec, "figures": FigureSpec}
         made = {
-            part: tuple(_made(kind, one, f"[[{part}]]") for one in _list(parts, part)) for part, kind in lists.items()
+            part: tuple(
+                _made(kind, one, _called(part, number, one.get("title")))
+                for number, one in enumerate(_list(parts, part))
+            )
+            for part, kind in lists.items()
         }
         study = _made(cls, {"name": name, **parts, **made}, "the study")
         study.check()
@@ -247,7 +273,7 @@ class Study:
         return tuple(dict.fromkeys(str(cell.options.get("data", "digits")) for cell in self.cells() if not cell.skip))
 
     def cells(self, only: str | None = None) -> list[Cell]:
-        """All cells, or those that fit `axis=pattern,axis=pattern`."""
+        """All cells, or those that fit `axis=pattern,axis=pattern`; patterns of the same axis are alternatives."""
         wanted = self._wanted(only)
         found = []
         for labels in product(*self.axes.values()):
@@ -260,21 +286,34 @@ class Study:
                 if matches(place, exception.where):
                     given |= exception.options
                     skip = skip or exception.skip
-            if matches(place, wanted, {"method": str(given.get("method", given.get("measure")))}):
+            also = {"method": str(given.get("method", given.get("measure")))}
+            if all(any(matches(place, {axis: one}, also) for one in some) for axis, some in wanted.items()):
                 found.append(Cell(place, given, skip))
         if not found:
-            entries = "; ".join(f"{axis}: {', '.join(entries)}" for axis, entries in self.axes.items())
-            raise SettingsError(f"only={only!r}: no cell of {self.name} fits; there are {entries}")
+            raise self._nothing_fits(only, wanted)
         return found
 
-    def _wanted(self, only: str | None) -> dict[str, str]:
-        pairs = [pair.partition("=") for pair in only.split(",")] if only else []
-        for axis, equals, _ in pairs:
+    def _wanted(self, only: str | None) -> dict[str, list[str]]:
+        """The patterns of each axis. Labels may have commas: one separates where an axis and `=` follow."""
+        wanted: dict[str, list[str]] = {}
+        axes = "|".join(map(re.escape, self.axes))
+        for pair in re.split(rf",\s*(?=(?:{axes})\s*=)", only) if only else ():
+            axis, equals, pattern = (part.strip() for part in pair.partition("="))
             if not equals:
                 raise SettingsError(f"only={only!r}: write axis=pattern,axis=pattern, e.g. method=fedavg,setting=*")
-            if axis.strip() not in self.axes:
-                raise unknown(f"axis of {self.name}", axis.strip(), self.axes)
-        return {axis.strip(): pattern.strip() for axis, _, pattern in pairs}
+            if axis not in self.axes:
+                raise unknown(f"axis of {self.name}", axis, self.axes)
+            wanted.setdefault(axis, []).append(pattern)
+        return wanted
+
+    def _nothing_fits(self, only: str | None, wanted: Mapping[str, Iterable[str]]) -> SettingsError:
+        """The error for patterns that no cell fits; what follows a comma in one may have been meant as an axis."""
+        for pattern in (pattern for some in wanted.values() for pattern in some):
+            meant = re.search(r",\s*([^,=]+?)\s*=", pattern)
+            if meant:
+                return unknown(f"axis of {self.name}", meant[1], self.axes)
+        entries = "; ".join(f"{axis}: {', '.join(entries)}" for axis, entries in self.axes.items())
+        return SettingsError(f"only={only!r}: no cell of {self.name} fits; there are {entries}")
 
     def scaled(self, given: Mapping[str, Any]) -> "Study":
         """The same where runs are made with other options than the study's, and tables say so."""
@@ -290,49 +329,69 @@ class Study:
         if "method" not in self.axes:
             raise SettingsError("axes: one of them must be called method, and name methods or measures")
         for axis, entries in self.axes.items():
-            if not isinstance(entries, Mapping) or not all(isinstance(entry, Mapping) for entry in entries.values()):
-                raise SettingsError(f"axes.{axis}: write [axes.{axis}.LABEL] with options below it")
+            if axis in ("table", *COLUMNS):
+                raise SettingsError(f"axes.{axis}: {axis} is something else in every table; choose another name")
+            if not entries:
+                raise SettingsError(f"axes.{axis}: no entries; write [axes.{axis}.LABEL] with options below it")
         for label in (*self.own, *self.variants):
             if label not in self.axes["method"]:
                 raise unknown("entry of axes.method in own or variants", label, self.axes["method"])
-        for exception in self.exceptions:
-            self._check_where(exception.where, "exceptions")
-        for cell in self.cells():
-            self._check_cell(cell)
-        for table in self.tables:
-            self._check_table(table)
-        for figure in self.figures:
-            self._check_figure(figure)
+        for number, exception in enumerate(self.exceptions):
+            with _inside(_called("exceptions", number)):
+                self._check_where(exception.where)
+        self._check_cells()
+        for number, table in enumerate(self.tables):
+            with _inside(_called("tables", number, table.title)):
+                self._check_table(table)
+        for number, figure in enumerate(self.figures):
+            with _inside(_called("figures", number, figure.title)):
+                self._check_figure(figure)
 
-    def _check_cell(self, cell: Cell) -> None:
-        if ("method" in cell.options) == ("measure" in cell.options):
-            raise SettingsError(f"{cell.title}: name a method or a measure")
-        if cell.skip:
-            return
-        try:
-            cell.task(0, others=self.methods)
-        except CoterieError as error:
-            raise SettingsError(f"{cell.title}: {error}") from error
+    def _check_cells(self) -> None:
+        cells = self.cells()
+        for cell in cells:
+            with _inside(cell.title):
+                for name, kind in _KINDS.items():
+                    if cell.options.get(name) is not None:
+                        checked(name, cell.options[name], kind)
+                if ("method" in cell.options) == ("measure" in cell.options):
+                    raise SettingsError("name a method or a measure")
+                if cell.options.get("method", "local") not in methods:
+                    raise unknown("method", cell.options["method"], methods)
+        others = self.methods
+        for cell in cells:
+            if not cell.skip:
+                with _inside(cell.title):
+                    cell.task(0, others=others)
 
     def _check_table(self, table: TableSpec) -> None:
-        where = f"table {table.title!r}"
         if not table.values:
-            raise SettingsError(f"{where}: no values; write [tables.values] with label = statistic")
-        for text in table.values.values():
-            statistic(text)
-        self._check_axes((*table.rows, *table.columns), where, more=("value",))
-        self._check_where(table.where, where)
-        shown, entries = (*table.rows, *table.columns), fitting(self.axes, table.where)
-        for axis in self.axes:
-            if shown.count(axis) != 1 and not (axis not in shown and len(entries[axis]) == 1):
-                raise SettingsError(f"{where}: {axis} must be among its rows or columns, once")
+            raise SettingsError("no values; write [tables.values] with label = statistic")
+        for label, text in table.values.items():
+            with _inside(f"values.{label}"):
+                self._check_statistic(text)
+        if not 0 <= table.digits <= 9:
+            raise SettingsError(f"digits={table.digits}: from 0 to 9")
+        shown = (*table.rows, *table.columns)
+        self._check_axes(shown, more=("value",))
+        self._check_where(table.where)
+        entries = fitting(self.axes, table.where)
+        for axis in (*self.axes, "value"):
+            dispensable = axis == "value" or len(entries[axis]) == 1
+            if shown.count(axis) > 1 or not (axis in shown or dispensable):
+                raise SettingsError(f"{axis} must be among its rows or columns, once")
         for axis, label in table.reference.items():
-            self._check_axes([axis], where)
+            self._check_axes([axis])
             if label not in entries[axis]:
-                raise unknown(f"{axis} of {where}", label, entries[axis])
-        self._check_places(table, where)
+                raise unknown(f"{axis} in reference", label, entries[axis])
+        self._check_places(table)
 
-    def _check_places(self, table: TableSpec, where: str) -> None:
+    def _check_statistic(self, text: str) -> None:
+        other = statistic(text).other
+        if other is not None and other not in self.axes["method"]:
+            raise unknown(f"method in the statistic {text!r}", other, self.axes["method"])
+
+    def _check_places(self, table: TableSpec) -> None:
         """Refuse numbers and remarks of places that are not in a table."""
         several = len(table.values) > 1
         every, known = set(), set()
@@ -342,43 +401,53 @@ class Study:
             known |= names if matches(cell.place, table.where) else set()
         outside = [place for place in table.published if place in every - known]
         if outside:
-            raise SettingsError(f"{where}: published, but left out by its where: {', '.join(outside)}")
-        for place in table.published:
+            raise SettingsError(f"published, but left out by its where: {', '.join(outside)}")
+        for place, numbers in table.published.items():
             if place not in known:
-                raise unknown(f"place of a published number in {where}", place, known)
+                raise unknown("place of a published number", place, known)
+            if len(numbers) > 2:
+                raise SettingsError(f"published.{place}={numbers}: at most two numbers, mean and deviation")
         for pattern in (*table.incomparable, *table.scaled):
-            if not any(fnmatchcase(place, pattern) for place in known):
-                raise SettingsError(f"{where}: no place fits {pattern!r}")
+            if not any(place == pattern or fnmatchcase(place, pattern) for place in known):
+                raise SettingsError(f"no place fits {pattern!r}")
 
-    def _check_where(self, wanted: Mapping[str, str], where: str) -> None:
-        self._check_axes(wanted, where)
+    def _check_where(self, wanted: Mapping[str, str]) -> None:
+        self._check_axes(wanted)
         for axis, found in fitting(self.axes, wanted).items():
             if not found:
                 there = ", ".join(self.axes[axis])
-                raise SettingsError(f"{where}: no entry of {axis} fits {wanted[axis]!r}; there are {there}")
+                raise SettingsError(f"no entry of {axis} fits {wanted[axis]!r}; there are {there}")
 
     def _check_figure(self, figure: FigureSpec) -> None:
-        where = f"figure {figure.title!r}"
-        self._check_axes((*figure.by, *figure.panels), where)
-        self._check_where(figure.where, where)
+        self._check_axes((*figure.by, *figure.panels))
+        self._check_where(figure.where)
         if len(figure.panels) > 2:
             told = ", ".join(figure.panels)
-            raise SettingsError(f"{where}: panels by {told}: at most two axes, rows and columns; others go into by")
+            raise SettingsError(f"panels by {told}: at most two axes, rows and columns; others go into by")
+        if isinstance(figure.options.get("value"), str):
+            self._check_statistic(figure.options["value"])
         for axis in figure.panels:
             if (*figure.by, *figure.panels).count(axis) > 1:
-                raise SettingsError(f"{where}: {axis} must be in by or in panels, once")
+                raise SettingsError(f"{axis} must be in by or in panels, once")
 
-    def _check_axes(self, named: Iterable[str], where: str, more: Sequence[str] = ()) -> None:
+    def _check_axes(self, named: Iterable[str], more: Sequence[str] = ()) -> None:
         for axis in named:
             if axis not in self.axes and axis not in more:
-                raise unknown(f"axis of {where}", axis, [*self.axes, *more])
+                raise unknown("axis", axis, [*self.axes, *more])
+
+
+_KINDS = {option.name: option.type for option in GENERAL} | {"method": str, "measure": str}
+"""What no class declares, and of what kind it is: settings expect it to be right."""
 
 
 def matches(place: Mapping[str, str], wanted: Mapping[str, str], also: Mapping[str, str] | None = None) -> bool:
-    """Whether the label on every axis fits the pattern that is wanted there, whatever the case; `also` may fit too."""
+    """Whether the label on every axis fits the pattern that is wanted there, whatever the case; `also` may fit too.
+
+    A label fits itself, even if there are signs in it that mean something in patterns.
+    """
     return all(
         any(
-            fnmatchcase(label.lower(), pattern.lower())
+            label.lower() == pattern.lower() or fnmatchcase(label.lower(), pattern.lower())
             for label in (place.get(axis, ""), (also or {}).get(axis))
             if label is not None
         )
@@ -413,6 +482,20 @@ def _list(parts: Mapping[str, Any], name: str) -> Sequence[Any]:
     return value
 
 
+def _called(part: str, number: int, title: Any = None) -> str:
+    """What errors call a table, a figure or an exception: by its title, or else by its number."""
+    return f"{part.removesuffix('s')} {repr(title) if title and isinstance(title, str) else number + 1}"
+
+
+@contextmanager
+def _inside(where: str) -> Iterator[None]:
+    """Say of every error where in the study it was made."""
+    try:
+        yield
+    except CoterieError as error:
+        raise SettingsError(f"{where}: {error}") from error
+
+
 def _made(kind: type, values: Mapping[str, Any], where: str) -> Any:
     """An instance of a dataclass from a part of the file."""
     known = {option.name: option for option in options(kind)}
@@ -422,4 +505,18 @@ def _made(kind: type, values: Mapping[str, Any], where: str) -> Any:
     for name, option in known.items():
         if option.default is MISSING and name not in values:
             raise SettingsError(f"{where}: {name} is missing")
-    return kind(**{name: checked(name, value, known[name].type) for name, value in values.items()})
+    with _inside(where):
+        return kind(**{name: _checked(name, value, known[name].type) for name, value in values.items()})
+
+
+def _checked(name: str, value: Any, hint: Any) -> Any:
+    """An entry of the file, if it and all that is in it is of the declared kind."""
+    if get_origin(hint) is Mapping:
+        if not isinstance(value, Mapping):
+            raise SettingsError(f"{name}={value!r}: expected a TOML table, with entries name = value")
+        return {key: _checked(f"{name}.{key}", one, get_args(hint)[1]) for key, one in value.items()}
+    if get_origin(hint) is Sequence:
+        if not isinstance(value, list | tuple):
+            raise SettingsError(f"{name}={value!r}: expected a list of numbers, mean and deviation")
+        return [checked(name, one, get_args(hint)[0]) for one in value]
+    return checked(name, value, hint)

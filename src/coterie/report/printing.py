@@ -18,6 +18,7 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from coterie.lab.study import COLUMNS
 from coterie.report import page
 from coterie.report.results import SIGNIFICANT, Labels, Published, ResultCell, ResultTable, Summary, Verdict
 from coterie.report.tables import ruled
@@ -30,6 +31,7 @@ __all__ = [
     "latex",
     "layout",
     "markdown",
+    "markdown_text",
     "summary_html",
     "summary_markdown",
     "summary_terminal",
@@ -307,15 +309,15 @@ def _styled(entry: Entry) -> Text:
 def markdown(table: ResultTable) -> str:
     """The table in Markdown, as GitHub shows it."""
     shown = layout(table)
-    lines = [f"**{_markdown_text(table.title)}**"]
+    lines = [f"**{markdown_text(table.title)}**"]
     for part in shown.parts():
-        names = ["<br>".join(_markdown_text(label) for label in labels if label) for labels in part.headings()]
-        lines += ["", _line([*map(_markdown_text, part.stub), *names])]
+        names = ["<br>".join(markdown_text(label) for label in labels if label) for labels in part.headings()]
+        lines += ["", _line([*map(markdown_text, part.stub), *names])]
         lines.append(_line([*(":---" for _ in part.stub), *("---:" for _ in part.head)]))
         for (_, entries), labels in zip(part.rows, part.labels(), strict=True):
-            lines.append(_line([*map(_markdown_text, labels), *map(_markdown_entry, entries)]))
-    notes = [f"<sup>{letter}</sup> {_markdown_text(note)}" for letter, note in shown.footnotes]
-    below = [*notes, *map(_markdown_text, shown.remarks)]
+            lines.append(_line([*map(markdown_text, labels), *map(_markdown_entry, entries)]))
+    notes = [f"<sup>{letter}</sup> {markdown_text(note)}" for letter, note in shown.footnotes]
+    below = [*notes, *map(markdown_text, shown.remarks)]
     return "\n".join([*lines, *(["", "<br>\n".join(below)] if below else [])]) + "\n"
 
 
@@ -323,13 +325,13 @@ def _line(fields: Sequence[str]) -> str:
     return f"| {' | '.join(fields)} |"
 
 
-def _markdown_text(text: str) -> str:
-    """Text in which no sign means anything to Markdown."""
-    return re.sub(r"([\\`*_\[\]|<>~#])", r"\\\1", text).replace("\n", " ")
+def markdown_text(text: str) -> str:
+    """Text in which no sign means anything to Markdown, to HTML in it, or to GitHub, which sets `$x$` as a formula."""
+    return re.sub(r"([\\`*_\[\]|<>~#$]|&(?=#?\w+;))", r"\\\1", text).replace("\n", " ")
 
 
 def _markdown_entry(entry: Entry) -> str:
-    text = _markdown_text(entry.text)
+    text = markdown_text(entry.text)
     raised = f"<sup>{entry.notes}</sup>" if entry.notes else ""
     return (f"**{text}**" if entry.bold else text) + "\\*" * entry.star + raised
 
@@ -394,7 +396,7 @@ _LATEX = {
     "<": "\\textless{}",
     ">": "\\textgreater{}",
     "|": "\\textbar{}",
-    '"': "\\textquotedbl{}",
+    '"': "''",  # a straight one needs another encoding of fonts
     "–": "--",
     "…": "\\dots{}",
     "\n": " ",
@@ -496,12 +498,12 @@ def summary_terminal(summary: Summary) -> Group:
 
 def summary_markdown(summary: Summary) -> str:
     """What a study comes to, in Markdown: counts, a table of claims, and a list of what is the other way round."""
-    parts = [" ".join(map(_markdown_text, summary.lines()))]
+    parts = [" ".join(map(markdown_text, summary.lines()))]
     if summary.claims:
         lines = [_line(_CLAIMS), _line([":---"] * len(_CLAIMS))]
-        parts.append("\n".join([*lines, *(_line([*map(_markdown_text, line)]) for line in _claims(summary))]))
+        parts.append("\n".join([*lines, *(_line([*map(markdown_text, line)]) for line in _claims(summary))]))
     if summary.reversals():
-        parts.append("\n".join(f"- {_markdown_text(said)}" for said in summary.reversals()))
+        parts.append("\n".join(f"- {markdown_text(said)}" for said in summary.reversals()))
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -520,7 +522,7 @@ def csv_text(tables: Sequence[ResultTable]) -> str:
     axes = tables[0].axes if tables else ()
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["table", *axes, *_CSV])
+    writer.writerow(["table", *axes, *COLUMNS])
     for table in tables:
         for cell in table:
             paper, test = cell.published or Published(None), cell.test
@@ -546,12 +548,6 @@ def csv_text(tables: Sequence[ResultTable]) -> str:
                 ]
             )
     return out.getvalue()
-
-
-_CSV = (
-    *("value", "statistic", "mean", "std", "seeds", "published_mean", "published_std"),
-    *("difference", "resolution", "mark", "p", "p_corrected", "p_wilcoxon", "notes", "runs"),
-)
 
 
 def _plain(figure: float | None) -> str:

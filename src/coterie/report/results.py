@@ -87,7 +87,7 @@ class ResultCell:
     mean: float | None
     deviation: float | None
     never: bool = False
-    """Whether there are runs, and what is counted did not happen in any."""
+    """Whether runs were measured, and none of them came to the target of a count."""
     resolution: float = 0.0
     """How finely ours is measured; 0 if it is exact."""
     difference: float | None = None
@@ -150,7 +150,7 @@ class ResultTable:
     @property
     def begun(self) -> bool:
         """Whether anything of it was run."""
-        return any(cell.ours.runs or cell.ours.without for cell in self)
+        return any(cell.ours.tried for cell in self)
 
     @property
     def has_published(self) -> bool:
@@ -205,10 +205,14 @@ class Findings:
         for labels in product(*fitting(self.axes, where).values()):
             yield dict(zip(self.axes, labels, strict=True))
 
-    def beside(self, place: Mapping[str, str]) -> dict[str, Sequence[StoredRun]]:
-        """The runs of all methods in a place, by the methods' labels."""
-        places = {label: tuple({**place, METHOD: label}.values()) for label in self.axes.get(METHOD, ())}
-        return {label: self.runs[labels] for label, labels in places.items() if labels in self.runs}
+    def beside(
+        self, place: Mapping[str, str], where: Mapping[str, str], what: Statistic
+    ) -> dict[str, Sequence[StoredRun]]:
+        """The runs in a place of the methods that fit, and of the one that the statistic names, by their labels."""
+        methods = {*fitting(self.axes, where).get(METHOD, ()), what.other}
+        labels = [label for label in self.axes.get(METHOD, ()) if label in methods]
+        places = {label: tuple({**place, METHOD: label}.values()) for label in labels}
+        return {label: self.runs[at] for label, at in places.items() if at in self.runs}
 
 
 def study_tables(results: Results, pairs: Literal["seeds", "clients"] = "seeds") -> list[ResultTable]:
@@ -319,7 +323,7 @@ def _cell(spec: TableSpec, findings: Findings, place: Mapping[str, str], value: 
     printed = spec.published.get(name)
     published = None if printed is None else Published(*printed[:2]) if printed else Published(None)
     runs, left_out = findings.runs.get(labels, ()), findings.left_out.get(labels)
-    ours = estimate(what, runs, findings.beside(place))
+    ours = estimate(what, runs, findings.beside(place, spec.where, what))
     unit = 100.0 if spec.percent else 1.0
     mean, deviation = (None if figure is None else figure * unit for figure in (ours.mean, ours.deviation))
     scaled = _fitting(spec.scaled, name)
@@ -331,31 +335,30 @@ def _cell(spec: TableSpec, findings: Findings, place: Mapping[str, str], value: 
         verdict=Verdict.LEFT_OUT if left_out is not None else Verdict.NOT_RUN,
         mean=mean,
         deviation=deviation,
-        never=what.may_never_be and not ours.count and bool(ours.without),
+        never=not ours.count and bool(ours.never),
         resolution=ours.resolution * unit,
-        notes=_notes(what, ours, runs, findings.seeds, scaled) if runs else (left_out,) if left_out else (),
+        notes=_notes(ours, runs, findings.seeds, scaled) if runs else (left_out,) if left_out else (),
         paper_notes=_fitting(spec.incomparable, name) if published else (),
     )
     return _judged(spec, cell, bool(scaled)) if runs else cell
 
 
 def _fitting(patterns: Mapping[str, str], name: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(why for pattern, why in patterns.items() if fnmatchcase(name, pattern)))
+    found = (why for pattern, why in patterns.items() if name == pattern or fnmatchcase(name, pattern))
+    return tuple(dict.fromkeys(found))
 
 
-def _notes(
-    what: Statistic, ours: Estimate, runs: Sequence[StoredRun], seeds: int, scaled: Sequence[str]
-) -> tuple[str, ...]:
+def _notes(ours: Estimate, runs: Sequence[StoredRun], seeds: int, scaled: Sequence[str]) -> tuple[str, ...]:
     """What must be known about a number that was run."""
-    there = ours.count + len(ours.without)
     notes = [f"scaled: {how}" for how in scaled]
     if any((run.summary or {}).get("reads_test_data") for run in runs):
         notes.append("reads test data")
-    if there < seeds:
-        notes.append(f"{there} of {seeds} seeds")
-    if ours.count and ours.without:
-        word = "never" if what.may_never_be else "not measured"
-        notes.append(f"{word} in {len(ours.without)} of {there} runs")
+    if ours.tried < seeds:
+        notes.append(f"{ours.tried} of {seeds} seeds")
+    # What holds for all runs is the result itself.
+    for word, some in {"never": ours.never, "not measured": ours.without}.items():
+        if 0 < len(some) < ours.tried:
+            notes.append(f"{word} in {len(some)} of {ours.tried} runs")
     return tuple(notes)
 
 
@@ -388,19 +391,21 @@ def _marked(spec: TableSpec, cells: Sequence[ResultCell]) -> list[ResultCell]:
     """The cells with the best of each comparison marked, separately for ours and for the paper's."""
     if not spec.better:
         return list(cells)
+    sign = 1.0 if spec.better == "higher" else -1.0
 
-    def best(of: Callable[[ResultCell], float | None]) -> set[int]:
-        found: dict[tuple[Labels, str], list[tuple[float, int]]] = {}
+    def best(of: Callable[[ResultCell], float | None], reached: Callable[[ResultCell], float]) -> set[int]:
+        found: dict[tuple[Labels, str], dict[int, tuple[float, float]]] = {}
         for number, cell in enumerate(cells):
             figure = of(cell)
             if figure is not None:
                 # What looks the same in print is the same.
-                found.setdefault(_group(cell), []).append((round(figure, spec.digits), number))
-        choose = max if spec.better == "higher" else min
-        tops = {group: choose(listed)[0] for group, listed in found.items() if len(listed) > 1}
-        return {number for group, top in tops.items() for figure, number in found[group] if figure == top}
+                found.setdefault(_group(cell), {})[number] = (reached(cell), sign * round(figure, spec.digits))
+        compared = [ranks for ranks in found.values() if len(ranks) > 1]
+        return {number for ranks in compared for number, rank in ranks.items() if rank == max(ranks.values())}
 
-    ours, papers = best(lambda cell: cell.mean), best(lambda cell: cell.published.mean if cell.published else None)
+    # A mean is only over runs that got there: who got there in more of them comes first.
+    ours = best(lambda cell: cell.mean, lambda cell: cell.ours.count / (cell.ours.count + len(cell.ours.never)))
+    papers = best(lambda cell: cell.published.mean if cell.published else None, lambda cell: 1.0)
     return [replace(cell, best=n in ours, best_published=n in papers) for n, cell in enumerate(cells)]
 
 
@@ -468,11 +473,11 @@ def orderings(spec: TableSpec, findings: Findings, own: Sequence[str], variants:
         # Each place once, whatever the method in it.
         if not methods or place[METHOD] != methods[0]:
             continue
-        beside = findings.beside(place)
         others = tuple(label for axis, label in place.items() if axis != METHOD)
         for value, what in _statistics(spec).items():
             if what.name == "equal_steps":
                 continue
+            beside = findings.beside(place, spec.where, what)
             at_rounds, at_steps = (
                 {name: estimate(one, beside[name], beside) for name in beside} if one else {}
                 for one in (what, what.at_equal_steps)
@@ -482,7 +487,7 @@ def orderings(spec: TableSpec, findings: Findings, own: Sequence[str], variants:
                     spec.published.get(_name(spec, {**place, METHOD: name}, value)) for name in (method, baseline)
                 )
                 paper = _printed_ahead(ours, theirs, sign)
-                rounds, steps = (_ahead(at, method, baseline, sign, what.may_never_be) for at in (at_rounds, at_steps))
+                rounds, steps = (_ahead(at, method, baseline, sign) for at in (at_rounds, at_steps))
                 if paper is not None or rounds[0] is not None:
                     found.append(Ordering(spec.title, others, value, method, baseline, paper, rounds[0], steps[0]))
                     raw.append((rounds[1], steps[1]))
@@ -497,17 +502,17 @@ def _printed_ahead(ours: Sequence[float] | None, theirs: Sequence[float] | None,
 
 
 def _ahead(
-    figures: Mapping[str, Estimate], method: str, baseline: str, sign: float, may_never_be: bool
+    figures: Mapping[str, Estimate], method: str, baseline: str, sign: float
 ) -> tuple[bool | None, float | None]:
     """Whether a method is ahead of a baseline under the seeds that both have, and how likely so by chance.
 
-    Where runs may never come to a figure, who gets there with more of as many seeds is ahead.
+    Where some runs never get there, who gets there with more of as many seeds is ahead.
     """
     if method not in figures or baseline not in figures:
         return None, None
     ours, theirs = figures[method], figures[baseline]
-    equally_many = ours.count + len(ours.without) == theirs.count + len(theirs.without)
-    if may_never_be and equally_many and ours.count != theirs.count:
+    equally_many = ours.count + len(ours.never) == theirs.count + len(theirs.never)
+    if equally_many and ours.count != theirs.count:
         return ours.count > theirs.count, None
     test = paired(ours.values, theirs.values)
     return (None, None) if test is None else (sign * test.difference > 0, test.t_test)

@@ -2,11 +2,14 @@
 
 import re
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from matplotlib.figure import Figure
 
+from coterie.errors import CoterieError, SettingsError
 from coterie.lab.campaign import Results
 from coterie.lab.folder import write_whole
 from coterie.lab.study import Study
@@ -14,7 +17,7 @@ from coterie.report import page, printing
 from coterie.report.figures import asked, draw, save
 from coterie.report.results import ResultTable, Summary, study_summary, study_tables
 
-__all__ = ["Report", "check_figures", "study_figures", "write_study"]
+__all__ = ["Report", "check_figures", "check_folder", "stem", "study_figures", "write_study"]
 
 
 @dataclass(frozen=True)
@@ -33,33 +36,67 @@ class Report:
 def check_figures(study: Study) -> None:
     """Refuse kinds of figures that do not exist, and options and panels that they do not have."""
     for figure in study.figures:
-        asked(figure)
+        try:
+            asked(figure)
+        except CoterieError as error:
+            where = f"figure {figure.title!r}: "
+            # Some errors say already in which figure they are.
+            raise SettingsError(f"{study.name}: {where}{str(error).removeprefix(where)}") from error
+
+
+def check_folder(out: Path) -> None:
+    """Refuse a folder that results cannot be written to. Folders that are not there yet are made."""
+    with _writing(out):
+        for folder in (out, out / "tables", out / "figures"):
+            folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=folder):
+                pass
+
+
+@contextmanager
+def _writing(out: Path) -> Iterator[None]:
+    """Say which file could not be written, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        path = error.filename2 or error.filename or out
+        why = error.strerror or error
+        raise SettingsError(f"{path}: cannot be written ({why}); choose another folder with --out") from error
+
+
+def stem(study: Study) -> str:
+    """What the names of a study's files begin with."""
+    return study.name.replace("/", "-")
 
 
 def write_study(results: Results, out: Path) -> Report:
     """Write tables, figures and the page of a study below a folder."""
     study, report = results.study, Report(study_tables(results), study_summary(results))
-    stem = study.name.replace("/", "-")
-    for folder in ("tables", "figures"):
-        (out / folder).mkdir(parents=True, exist_ok=True)
-    parts = [f"# {_heading(study)}", *map(printing.markdown, report.shown), printing.summary_markdown(report.summary)]
+    title = f"# {printing.markdown_text(_heading(study))}"
+    parts = [title, *map(printing.markdown, report.shown), printing.summary_markdown(report.summary)]
     texts = {
         "md": "\n\n".join(parts) + "\n",
         "tex": "\n\n".join(map(printing.latex, report.shown)) + "\n",
         "csv": printing.csv_text(report.tables),
     }
-    for ending, text in texts.items() if report.tables else ():
-        write_whole(out / "tables" / f"{stem}.{ending}", text)
     figures = list(study_figures(results))
+    check_folder(out)
+    with _writing(out):
+        for ending, text in texts.items() if report.tables else ():
+            write_whole(out / "tables" / f"{stem(study)}.{ending}", text)
+        _write_figures(out / "figures", stem(study), figures)
+        _write_page(out / f"{stem(study)}.html", results, report, figures)
+    return report
+
+
+def _write_figures(folder: Path, name: str, figures: list[tuple[str, Figure]]) -> None:
     for number, (_, figure) in enumerate(figures, 1):
         for ending in ("svg", "png"):
-            save(figure, out / "figures" / f"{stem}-{number}.{ending}")
-    for path in (out / "figures").iterdir():
-        numbered = re.fullmatch(rf"{re.escape(stem)}-(\d+)", path.stem)
+            save(figure, folder / f"{name}-{number}.{ending}")
+    for path in folder.iterdir():
+        numbered = re.fullmatch(rf"{re.escape(name)}-(\d+)", path.stem)
         if numbered and int(numbered[1]) > len(figures):
             path.unlink()  # of an earlier state of the study, which had more figures
-    _write_page(out / f"{stem}.html", results, report, figures)
-    return report
 
 
 def _heading(study: Study) -> str:

@@ -92,7 +92,11 @@ def scaled(key: str, values: Any) -> np.ndarray:
 def value(run: StoredRun, text: str, beside: Runs | None = None) -> float | None:
     """A statistic of a run (see `coterie.lab.statistics`), with the runs of the same seed beside it where it counts."""
     seed = run.settings.get("seed")
-    peers = {name: one for name, some in (beside or {}).items() for one in some if one.settings.get("seed") == seed}
+    peers = {
+        name: next((one for one in some if one.settings.get("seed") == seed), None)
+        for name, some in (beside or {}).items()
+        if any(one.rounds for one in some)
+    }
     return statistic(text)(run, peers)
 
 
