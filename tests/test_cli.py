@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -197,7 +198,7 @@ def test_what_changes_no_result_may_change_when_a_run_is_resumed(call):
         ("run --resume --out a --split iid", "split is dirichlet there, iid here"),
         ("run --resume --out a --precision float64", "computing.precision is float32 there, float64 here"),
         ("compare fedavg --resume --out a", "out=a: holds a single run, not a comparison"),
-        (f"run fedavg {TINY} --out a", "out=a: holds another run; choose another folder, or continue it with --resume"),
+        (f"run fedavg {TINY} --out a", "out=a: holds another run; choose another folder, or go on with `run --resume`"),
         (f"compare fedavg {TINY} --out a", "out=a: holds another run"),
         ("demo --out a", "out=a: holds another run"),
     ],
@@ -335,6 +336,9 @@ def test_show_finds_the_runs_of_comparisons(call):
 def test_show_tells_how_far_an_unfinished_run_is(call):
     call(f"run fedavg {TINY} --out a")
     call(f"run fedavg {TINY} --seed 1 --out b")
+    shutil.copytree("a", "with space")
+    Path("with space/summary.json").unlink()
+    assert "coterie run --resume --out 'with space'" in " ".join(call("show 'with space'").out.split())
     Path("a/summary.json").unlink()
     outcome = call("show a b")
     assert "a: 2 of 2 rounds done; to go on: coterie run --resume --out a" in outcome.out

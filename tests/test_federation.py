@@ -44,6 +44,16 @@ def stained(clients: Clients, start: Models):
 
 
 @program
+def stained_at_home(clients: Clients):
+    """Client 2 keeps a model that is not finite, everybody keeps a mark, and nobody answers anything."""
+    start = clients.initial()
+    bad = torch.tensor([name == "2" for name in clients.names])
+    parameters = torch.where(bad[:, None], torch.inf, start.parameters)
+    clients.keep(model=Models(start.net, parameters, start.buffers))
+    clients.keep(mark=clients.state("mark", torch.zeros(len(clients))) + 1)
+
+
+@program
 def mark(clients: Clients):
     """What clients have kept."""
     return {"mark": clients.state("mark", torch.zeros(len(clients)))}
@@ -172,6 +182,19 @@ def test_what_a_rejected_client_kept_in_the_round_is_forgotten():
     fed = world()
     fed.run(stained, shared=fed.new_model())
     assert fed.run(mark).mark.tolist() == [1, 1, 0, 1, 1, 1]
+
+
+def test_a_client_that_keeps_a_model_that_is_not_finite_is_rejected_too(caplog):
+    fed = world()
+    with caplog.at_level(logging.WARNING, logger="coterie"):
+        replies = fed.run(stained_at_home)
+    assert replies.clients.tolist() == [0, 1, 3, 4, 5]
+    assert not replies.outputs
+    assert "client 2" in caplog.text
+    assert fed.ledger.total("up") == 0
+    assert fed.run(mark).mark.tolist() == [1, 1, 0, 1, 1, 1]
+    with pytest.raises(CoterieError, match="no client gave finite numbers"):
+        fed.run(stained_at_home, [2])
 
 
 def test_when_no_client_gives_finite_numbers_the_error_says_so():

@@ -1,5 +1,7 @@
 """Scoring: what each client is served, under each view and on each kind of test data."""
 
+import logging
+
 import numpy as np
 import pytest
 import torch
@@ -159,6 +161,29 @@ def test_the_last_view_is_the_model_that_the_client_trained_last():
     assert [c["accuracy_last"] for c in result.clients] == [c["accuracy"] for c in result.clients]
     shared = coterie.FedAvg(rounds=2).fit(fed, scoring=views)
     assert [c["accuracy_last"] for c in shared.clients] != [c["accuracy"] for c in shared.clients]
+
+
+def test_a_mixture_is_scored_only_as_it_is_served(caplog):
+    fed = federation()
+    views = Scoring(views=("served", "adapted", "last"))
+    with caplog.at_level(logging.WARNING, logger="coterie"):
+        result = coterie.FedEM(rounds=2).fit(fed, scoring=views)
+    assert caplog.text.count("fedem: clients mix several models: there is no view adapted, last") == 1
+    for record in [*result.rounds, *result.clients]:
+        assert not [name for name in record if name.startswith(("accuracy_adapted", "accuracy_last"))]
+    plain = coterie.FedEM(rounds=2).fit(fed)
+    assert [c["accuracy"] for c in result.clients] == [c["accuracy"] for c in plain.clients]
+
+
+@pytest.mark.parametrize(
+    ("classes", "top", "message"),
+    [(1, 1, "only one class"), (1, 5, "only one class"), (5, 5, "top=5: with 5 classes")],
+)
+def test_what_every_prediction_would_get_right_is_not_scored(classes, top, message):
+    x, y = np.random.default_rng(0).normal(size=(40, 4)), np.arange(40) % classes
+    fed = coterie.simulate(coterie.Dataset(x, y), "iid", "mlp", clients=2)
+    with pytest.raises(SettingsError, match=message):
+        coterie.FedAvg(rounds=1).fit(fed, scoring=Scoring(top=top))
 
 
 def test_top_five_counts_labels_among_the_five_likeliest():

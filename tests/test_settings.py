@@ -259,7 +259,9 @@ def test_without_a_method_there_are_no_settings():
 
 def test_arrivals_are_read_as_pairs():
     assert parse_arrivals("3:10,7:20") == {3: 10, 7: 20}
-    assert Settings.of({"arrivals": "3:10"}, "local")[0].world.arrivals == {3: 10}
+    early = Settings.of({"arrivals": "3:10"}, "local")[0]
+    assert early.world.arrivals == {3: 10}
+    assert Settings.of({"arrivals": ""}, "local", base=early.table())[0].world.arrivals == {}
 
 
 # On top of a file

@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -209,7 +210,7 @@ def _stoppable(place: Path | NewFolder, again: str) -> Iterator[None]:
         if folder is None or not folder.exists():
             tell("stopped:", "nothing was written", errors)
         else:
-            tell("stopped; to go on:", again.replace("FOLDER", str(folder)), errors)
+            tell("stopped; to go on:", again.replace("FOLDER", shlex.quote(str(folder))), errors)
         sys.exit(130)
 
 
@@ -316,9 +317,10 @@ def show(
     for run in stored:
         if run.summary is None:
             done, total = run.rounds[-1]["round"] if run.rounds else 0, run.settings["method"].get("rounds", "?")
-            again = f"to go on: coterie run --resume --out {run.path}"
+            place = shlex.quote(str(run.path))
+            again = f"to go on: coterie run --resume --out {place}"
             if "task" in run.settings:
-                again = f"to go on: coterie deploy resume {run.path}"
+                again = f"to go on: coterie deploy resume {place}"
             elif "app" in run.settings:
                 again = "it goes on when its Flower app is started again"
             tell(f"{run.path}:", f"{done} of {total} rounds done; {again}", errors if as_json else console)
@@ -330,13 +332,14 @@ def show(
 
 
 def _print_runs(finished: Sequence[StoredRun]) -> None:
-    from coterie.report.tables import compared, comparison_table, run_table
+    from coterie.report.tables import compared, comparison_table, run_table, worlds_of
 
     summaries = [run.summary for run in finished if run.summary is not None]
     if len(summaries) == 1:
         print_table(run_table(summaries[0]))
         return
-    rows = compared(summaries, names_apart([run.settings for run in finished]))
+    tables = [run.settings for run in finished]
+    rows = compared(summaries, names_apart(tables), worlds_of(tables))
     width = console.width if console.is_terminal else None
     print_table(comparison_table(rows, f"{len(summaries)} runs", width))
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,7 +22,10 @@ from coterie.randomness import generator
 from coterie.training import LocalTraining
 from coterie.weights import Changes, Models, Stack
 
-__all__ = ["Answers", "Call", "Engine", "Federation", "Replies"]
+__all__ = ["KEPT_FINITE", "Answers", "Call", "Engine", "Federation", "Replies"]
+
+KEPT_FINITE = "_kept_finite"
+"""The output, beside a program's own, that says whether the models that a client keeps are finite, [client]."""
 
 log = logging.getLogger("coterie")
 
@@ -349,11 +352,15 @@ class Federation:
             self._count(call.each, "evaluation" if scoring else "down")
             self._count(call.shared, "evaluation" if scoring else "down", times=len(positions))
         answers = self._engine.run(call)
+        # Like who answered it comes with every answer, and is nothing that a method sends.
+        outputs = dict(answers.outputs)
+        kept_finite = outputs.pop(KEPT_FINITE, None)
+        answers = replace(answers, outputs=outputs)
         if crosses:
             self._count(answers.outputs, "evaluation" if scoring else "up")
             for _, _, subject, size in answers.letters.envelopes():
                 self.ledger.add("peer", subject, size)
-        answers = answers if scoring else self._accepted(program, answers)
+        answers = answers if scoring else self._accepted(program, answers, kept_finite)
         samples = answers.outputs.get("samples")
         if samples is None:
             samples = self.sizes[torch.from_numpy(answers.clients[answers.clients >= 0])]
@@ -363,8 +370,11 @@ class Federation:
     def _resolved(self, value: Any) -> Any:
         return value.at(self.round, self.rounds) if isinstance(value, LocalTraining) else value
 
-    def _accepted(self, program: Program, answers: Answers) -> Answers:
-        """The answers without those that are not finite: they cost the client its contribution, nothing else."""
+    def _accepted(self, program: Program, answers: Answers, kept_finite: Value | None) -> Answers:
+        """The answers without those that are not finite: they cost the client its contribution, nothing else.
+
+        So do models that it keeps, of which `kept_finite` [client] tells.
+        """
         if not len(answers.clients):
             raise NoAnswerError(f"round {self.round}: no client answered ({program.name})")
         finite: dict[torch.device, list[Tensor]] = {}
@@ -375,15 +385,15 @@ class Federation:
                     largest = torch.linalg.vector_norm(tensor.reshape(len(tensor), -1), ord=torch.inf, dim=1)
                     finite.setdefault(tensor.device, []).append(torch.isfinite(largest))
         fine = torch.ones(len(answers.clients), dtype=torch.bool)
+        if isinstance(kept_finite, Tensor):
+            fine &= kept_finite.reshape(len(fine), -1).bool().all(dim=1).cpu()
         for rows in finite.values():
             fine &= torch.stack(rows).all(dim=0).cpu()
         if fine.all():
             return answers
         rejected = answers.clients[~fine.numpy()]
         names = ", ".join(self.names[client] for client in rejected[:5]) + (" ..." if len(rejected) > 5 else "")
-        log.warning(
-            "round %d, %s: client %s answered with numbers that are not finite", self.round, program.name, names
-        )
+        log.warning("round %d, %s: client %s has numbers that are not finite", self.round, program.name, names)
         if not fine.any():
             raise CoterieError(
                 f"round {self.round}: no client gave finite numbers ({program.name}); a lower rate or clipping may help"

@@ -1,5 +1,6 @@
 """The course of a run: rounds, scoring, records, checkpoints."""
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,6 @@ import numpy as np
 from torch import Tensor
 
 from coterie.agreement import agreement
-from coterie.errors import SettingsError
 from coterie.federation import Federation
 from coterie.method import Method
 from coterie.scoring import ClientScores, Scoring, known_groups, score, spread
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["Checkpoint", "Observer", "Result", "fit"]
+
+log = logging.getLogger("coterie")
 
 Record = dict[str, Any]
 """Figures of one round or one client, as they stand in a run folder's files."""
@@ -90,8 +92,7 @@ def fit(
     that end in `seconds` differ.
     """
     scoring = scoring or Scoring()
-    if 0 < fed.net.classes <= scoring.top:
-        raise SettingsError(f"top={scoring.top}: with {fed.net.classes} classes every prediction would be right")
+    scoring.check(fed)
     truth = fed.true_groups if true_groups is None else np.asarray(true_groups)
     fed.begin(method.rounds, keep_last="last" in scoring.views, test_data=method.reads_test_data)
     started = time.perf_counter()
@@ -115,6 +116,9 @@ def fit(
         fed.commit()
         record, change = None, _group_change(number, known_groups(fed, served), groups)
         if number % scoring.evaluate_every == 0 or number == method.rounds:
+            missing = [view for view in scoring.views if view != "served"] if served.mixed else []
+            if missing and not rounds:
+                log.warning("%s: clients mix several models: there is no view %s", method.name, ", ".join(missing))
             scores = score(fed, served, scoring, method.local)
             change = change if served.index is not None else _group_change(number, scores.groups, groups)
             record = _round_record(fed, scores, time.perf_counter() - started)

@@ -35,7 +35,8 @@ class Scoring:
 
     views: tuple[View, ...] = ("served",)
     """What is scored, with commas between: what clients are `served` (always), that model `adapted` by a little local
-    training, and the model that each client trained `last`."""
+    training, and the model that each client trained `last`. Where clients mix several models, as in FedEM, there is no
+    such model, and only what they are served is scored."""
 
     adapt_epochs: float = 1.0
     """Local epochs of the view `adapted`."""
@@ -60,6 +61,14 @@ class Scoring:
             if view not in ("served", "adapted", "last"):
                 raise SettingsError(f"views={view!r}: served, adapted or last")
 
+    def check(self, fed: Federation) -> None:
+        """Refuse a federation in which every prediction would be right, before anything is written or sent."""
+        classes = fed.net.classes  # 0 where only the clients know
+        if classes == 1:
+            raise SettingsError("the data has only one class: every prediction would be right")
+        if 0 < classes <= self.top:
+            raise SettingsError(f"top={self.top}: with {classes} classes every prediction would be right")
+
 
 @dataclass(frozen=True)
 class ClientScores:
@@ -80,7 +89,8 @@ class ClientScores:
 def score(fed: Federation, served: Served, scoring: Scoring, local: LocalTraining) -> ClientScores:
     """Score what is served to every client that is there."""
     each, shared = _inputs(served, fed.clients)
-    adapt = replace(local, epochs=scoring.adapt_epochs, steps=None) if "adapted" in scoring.views else None
+    views = () if served.mixed else scoring.views
+    adapt = replace(local, epochs=scoring.adapt_epochs, steps=None) if "adapted" in views else None
     replies = fed.score(
         score_client,
         fed.clients,
@@ -92,7 +102,7 @@ def score(fed: Federation, served: Served, scoring: Scoring, local: LocalTrainin
         part=served.part,
         personal=served.adapt,
         adapt=adapt,
-        last="last" in scoring.views,
+        last="last" in views,
         everywhere=bool(scoring.global_test) and served.personal,
         top=scoring.top,
     )
@@ -180,7 +190,7 @@ def score_client(
     outputs |= _measured(clients, models, weights, top)
     if everywhere:
         outputs["global_accuracy"] = clients.evaluate(models, "global", weights).accuracy_of(top)
-    if adapt is not None and weights is None:
+    if adapt is not None:
         outputs["accuracy_adapted"] = clients.evaluate(clients.adapt(models, adapt), "test").accuracy_of(top)
     if last:
         trained = clients.state("_last", otherwise=clients.initial())

@@ -41,10 +41,14 @@ class Served:
         return replace(self, adapt=local)
 
     @property
+    def mixed(self) -> bool:
+        """Whether clients predict with several models at once."""
+        return self.weights is not None or self.shares is not None
+
+    @property
     def personal(self) -> bool:
         """Whether clients predict with something of their own, not with one of the server's models."""
-        mixed = self.weights is not None or self.shares is not None
-        return self.models is None or mixed or self.adapt is not None
+        return self.models is None or self.mixed or self.adapt is not None
 
 
 def one(model: Models, clients: int) -> Served:

@@ -217,7 +217,7 @@ class Settings:
         for part, values in routed.items():
             table[part] = section_of(table, part) | values
         table |= {name: given[name] for name in ("net", "seed", "split_seed") if given.get(name) is not None}
-        if given.get("arrivals"):
+        if given.get("arrivals") is not None:
             table["arrivals"] = {str(client): at for client, at in parse_arrivals(given["arrivals"]).items()}
         made = cls.from_table(table)
         wanted = made.method.server_samples
@@ -349,8 +349,8 @@ def _loaded(data: str, given: Mapping[str, Any], seed: int) -> Dataset:
 
 
 def parse_arrivals(text: str) -> dict[int, int]:
-    """`3:10,7:20` as {3: 10, 7: 20}."""
-    pairs = [pair.split(":") for pair in text.split(",")]
+    """`3:10,7:20` as {3: 10, 7: 20}; nothing if nobody arrives late."""
+    pairs = [pair.split(":") for pair in text.split(",")] if text.strip() else []
     try:
         arrivals = {int(client): int(arrival) for client, arrival in pairs}
     except ValueError:

@@ -52,7 +52,7 @@ def test_npz_test_labels_are_numbered_as_the_others(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x_train": np.zeros((1, 2)), "y_train": [0]}, "expected arrays named x, y; found x_train, y_train, no x, y"),
+        ({"x_train": np.zeros((1, 2)), "y_train": [0]}, "expected arrays named x, y; found x_train, y_train, no x, y$"),
         ({"x": np.zeros((1, 2)), "y": [0], "xtest": np.zeros((1, 2))}, "found xtest"),
         ({"x": np.zeros((1, 2)), "y": [0], "x_test": np.zeros((1, 2))}, "belong together"),
         ({"x": np.zeros((1, 2)), "y": [0, 1]}, "mine: 1 inputs but 2 labels"),
@@ -186,7 +186,12 @@ def test_folders_without_images_are_refused(tmp_path):
     with pytest.raises(DataError, match="found no folder"):
         from_folder(tmp_path)
     (tmp_path / "a").mkdir()
-    with pytest.raises(DataError, match=r"a: no images"):
+    with pytest.raises(DataError, match=r"a: no images \([^)]*\)$"):
+        from_folder(tmp_path)
+    for part in ("train", "val"):
+        picture(tmp_path / part / "a" / "1.png", np.zeros((4, 6), np.uint8))
+    (tmp_path / "a").rmdir()
+    with pytest.raises(DataError, match=r"train: no images .*; parts of the data are called train and test"):
         from_folder(tmp_path)
     with pytest.raises(DataError, match="nowhere"):
         from_folder(tmp_path / "nowhere")

@@ -292,7 +292,7 @@ def test_npz_with_a_flipped_bit_is_refused(tmp_path):
 def test_npz_names_are_checked(tmp_path):
     path = batch(tmp_path / "file.npz")
     assert set(readers.read_npz(path, ("data",))) == {"data"}
-    with pytest.raises(DataError, match=r"expected arrays named x; found data, labels, mean, no x"):
+    with pytest.raises(DataError, match=r"expected arrays named x; found data, labels, mean, no x$"):
         readers.read_npz(path, ("x",))
     with pytest.raises(DataError, match=r"expected only data, labels; found mean"):
         readers.read_npz(path, ("data",), ("labels",))

@@ -67,6 +67,15 @@ def test_wrong_settings_make_no_folder(tmp_path, wrong):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(("classes", "message"), [(1, "only one class"), (3, "top=5: with 3 classes")])
+def test_data_that_cannot_be_scored_makes_no_folder(tmp_path, classes, message):
+    np.savez(tmp_path / "mine.npz", x=np.random.default_rng(0).normal(size=(40, 2)), y=np.arange(40) % classes)
+    given = {"data": str(tmp_path / "mine.npz"), "clients": 2, "rounds": 1, "split": "iid", "top": 5}
+    with pytest.raises(SettingsError, match=message):
+        run(Settings.of(given, "fedavg")[0], tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
 def test_a_new_folder_is_made_when_it_is_needed(tmp_path):
     place = NewFolder(tmp_path / "runs", "a")
     assert place.made is None

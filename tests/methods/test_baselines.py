@@ -9,6 +9,7 @@ import torch
 import coterie
 from coterie import Scoring, wire
 from coterie.data import Split
+from coterie.errors import CoterieError
 from coterie.registry import first_line
 from helpers import tensors_of
 from worked import dataset, kept_change, losing, normed, of_sizes, unequal
@@ -85,6 +86,25 @@ def test_a_cohort_of_one_works_and_who_never_takes_part_is_served_too(name):
     taken = [client["rounds_taken_part"] for client in result.clients]
     assert 1 <= sum(taken) <= 2
     assert finite(result)
+
+
+# Training that diverges
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("fedavg", {"rate": 1e200}), ("local", {"rate": 1e200}), ("ditto", {"mu": 1e200})]
+)
+def test_training_that_diverges_stops_the_run_whether_models_are_sent_or_kept(name, options):
+    with pytest.raises(CoterieError, match="no client gave finite numbers"):
+        coterie.methods.make(name, rounds=3, epochs=4, **options).fit(of_sizes([15] * 3))
+
+
+def test_a_client_that_diverges_alone_keeps_the_model_that_it_had(caplog):
+    # Such a decay makes a model 1e33 times as large in every step: too large in twelve of them, but not in two.
+    result = coterie.Local(rounds=2, epochs=1, batch=10, rate=1.0, decay=1e33).fit(of_sizes([150, 10, 10]))
+    assert [client["rounds_taken_part"] for client in result.clients] == [0, 2, 2]
+    assert "client 0 has numbers that are not finite" in caplog.text
+    assert result.summary["bytes_up"] == result.summary["bytes_down"] == 0
 
 
 # Clients that come late, or never answer

@@ -13,7 +13,7 @@ from coterie import Clients, program, sharing, trust
 from coterie.data import Split
 from coterie.errors import SettingsError
 from coterie.evidence import prediction_similarity
-from coterie.federation import Answers
+from coterie.federation import KEPT_FINITE, Answers
 from coterie.letters import Letters
 from coterie.methods import slfed
 from coterie.mixing import personal
@@ -119,7 +119,7 @@ def test_all_that_the_server_sees_is_who_is_well_and_who_meets_whom():
     assert not any(isinstance(value, torch.Tensor | Stack) for call in asked for value in call.settings.values())
     answered = [a for call, a in zip(fed._engine.calls, fed._engine.answers, strict=True) if not call.at.scoring]
     outputs = [(name, value) for answers in answered for name, value in answers.outputs.items()]
-    assert {name for name, _ in outputs} == {"well"}
+    assert {name for name, _ in outputs} == {"well", KEPT_FINITE}
     assert all((value == 1).all() for _, value in outputs)
     assert all(isinstance(at.content, bytes) for answers in answered for at in answers.letters._letters)
     assert {at.subject for at in fed._engine.letters} == {"samples", "counts", "opinions", "request", "share", "sum"}

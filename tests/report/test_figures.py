@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import coterie
-from coterie.report.figures import clients_figure, curves_figure, run_figure, save, split_figure, svg
+from coterie.report.figures import clients_figure, curves_figure, run_figure, save, split_figure, style, svg
 from coterie.report.figures.records import named
 
 
@@ -130,6 +130,40 @@ def test_names_are_drawn_as_they_are(tmp_path):
     text = svg(drawn(split_figure(np.eye(3, dtype=int), ["$x$", "&amp", "50 %"], names), tmp_path))
     for shown in ("$\\frac", "a_b^c", "&lt;script&gt;", "$x$", "&amp;amp", "50 %"):
         assert f">{shown}<" in text
+
+
+def test_long_names_are_shortened_and_stay_distinct():
+    ends = [f"{'a' * 60}{number:04}" for number in range(3)]
+    starts = [f"{number:04}{'a' * 60}" for number in range(3)]
+    middles = [f"{'a' * 12}{number}{'a' * 60}" for number in range(3)]
+    for names in (ends, starts, middles):
+        short = style.shortened(names)
+        assert len({*short}) == 3
+        assert max(map(len, short)) <= 16
+        assert all("…" in name for name in short)
+    assert style.shortened(["client 0", ends[0]]) == ["client 0", "aaaaaaaa…aaa0000"]
+
+
+def test_long_names_leave_a_figure_its_room(tmp_path):
+    names, labels = [f"{number:064}" for number in range(6)], [f"{number:099}" for number in range(3)]
+    figure = drawn(split_figure(np.ones((6, 3), dtype=int), labels, names), tmp_path)
+    box = figure.axes[0].get_position()
+    assert box.width > 0.5
+    assert box.height > 0.4
+    assert len({label.get_text() for label in figure.axes[0].get_xticklabels()}) == 6
+
+
+@pytest.mark.parametrize("name", ["数字", "عربي"])
+def test_letters_that_the_font_does_not_have_are_no_warning(tmp_path, name):
+    figure = split_figure(np.eye(2, dtype=int), [name, "b"], [name, "y"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        svg(drawn(figure, tmp_path))
+        drawn(curves_figure({f"{name} {'x' * 40}": [rounds(0.1, 0.2)], "b": [rounds(0.1, 0.2)]}), tmp_path)
+        style.headed(figure, name)
+        entitled, (axes,) = style.figure(4, 3)
+        style.entitle(axes, name)
+        save(entitled, tmp_path / "x.png")
 
 
 # Results

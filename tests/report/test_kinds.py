@@ -400,6 +400,21 @@ def test_labels_that_nobody_recorded_are_those_of_the_split(tmp_path):
     assert f"largest dot: {counts.max()} samples" in axes.get_title(loc="left")
 
 
+def test_labels_are_those_of_clients_that_arrive_late_too(tmp_path):
+    from coterie.settings import Settings
+
+    given = {"clients": 3, "limit": 90, "net": "logistic", "rounds": 120, "arrivals": "2:60"}
+    table = Settings.of(given, "fedavg")[0].resolved().table()
+    assert table["arrivals"] == {"2": 60}
+    assert len(drawn("labels", {"a": [StoredRun(tmp_path, table, {}, [], [], [])]}).axes) == 1
+
+
+def test_runs_whose_labels_are_not_known_are_left_out():
+    real = stored()
+    real.settings["task"] = {}
+    assert len(drawn("labels", {"a": [real], "b": [shares_run()]}).axes) == 1
+
+
 def test_clients_are_shown_before_and_after_clustering():
     before, after = drawn("pca", {"a": [shares_run()]}).axes
     # Two kinds of clients on a line through both labels, half the square root of 2 to either side.
@@ -496,7 +511,7 @@ def test_gain_is_over_the_same_client_with_the_same_seed():
         "ours": [stored("ifca", 0, clients=with_accuracies(0.6, 0.2)), stored("ifca", 1, clients=with_accuracies(0.4))],
     }
     figure = drawn("gain", runs)
-    assert titles(figure) == ["Gain over local"]  # FedAvg was not run
+    assert titles(figure) == ["Gain over alone"]  # FedAvg was not run
     assert lines(figure.axes[0])["ours"].get_ydata() == pytest.approx([20, -20])
     assert gains(runs["ours"], runs["alone"]) == pytest.approx({"c0": 0.2, "c1": -0.2})
 
@@ -507,6 +522,36 @@ def test_gain_over_another_world_is_none():
     assert gains([stored("ifca", clients=with_accuracies(0.6))], [other]) == {}
     fast = stored("local", clients=with_accuracies(0.5), rate=3.0)
     assert gains([stored("ifca", clients=with_accuracies(0.6))], [fast]) == pytest.approx({"c0": 0.1})
+
+
+def test_gain_over_a_method_with_other_options_has_a_panel_for_each():
+    runs = {
+        "fedavg, rate=0.1": [stored("fedavg", rate=0.1, clients=with_accuracies(0.5))],
+        "fedavg, rate=9": [stored("fedavg", rate=9, clients=with_accuracies(0.1))],
+        "ifca": [stored("ifca", clients=with_accuracies(0.6))],
+    }
+    for order in (runs, dict(reversed(runs.items()))):
+        figure = drawn("gain", order)
+        found = {title: lines(axes) for title, axes in zip(titles(figure), figure.axes, strict=True)}
+        assert {title: [*curves] for title, curves in found.items()} == {
+            "Gain over fedavg, rate=0.1": ["ifca"],
+            "Gain over fedavg, rate=9": ["ifca"],
+        }
+        assert found["Gain over fedavg, rate=0.1"]["ifca"].get_ydata() == pytest.approx([10])
+        assert found["Gain over fedavg, rate=9"]["ifca"].get_ydata() == pytest.approx([50])
+
+
+def test_gain_over_a_method_that_each_world_has_once_is_one_panel():
+    runs = {}
+    for alpha in (0.1, 0.5):
+        for name in ("fedavg", "ifca"):
+            run = stored(name, clients=with_accuracies(alpha + 0.2 * (name == "ifca")))
+            run.settings["split"] = {"name": "dirichlet", "alpha": alpha}
+            runs[f"{name}, alpha={alpha}"] = [run]
+    figure = drawn("gain", runs)
+    assert titles(figure) == ["Gain over fedavg"]
+    found = {name: line.get_ydata() for name, line in lines(figure.axes[0]).items()}
+    assert found == {"ifca, alpha=0.1": pytest.approx([20]), "ifca, alpha=0.5": pytest.approx([20])}
 
 
 def test_gains_leave_out_who_was_not_scored():

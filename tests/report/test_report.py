@@ -171,6 +171,56 @@ def test_runs_are_told_apart_by_what_was_chosen_for_them(folder):
     assert {name: len(some) for name, some in by_name([*runs, *runs]).items()} == dict.fromkeys(sorted(METHODS), 2)
 
 
+def test_gains_say_which_variant_of_a_method_they_are_over(folder, tmp_path):
+    slow, fast, other = (StoredRun.read(folder / f"{name}-seed0") for name in ("fedavg", "fedavg", "autocfl"))
+    fast.settings["method"]["rate"] = 7.0
+    for client in fast.clients:
+        client["accuracy"] = 0.0
+    pages = []
+    for order in ([slow, fast, other], [fast, slow, other]):
+        write_report(tmp_path / "x.html", "x", order)
+        text = (tmp_path / "x.html").read_text()
+        headings = re.findall(r"<h3>(Gain over one model for all .*?)</h3>", text)
+        verdicts = [rows for header, rows in tables(text) if "better off" in header]
+        pages.append(dict(zip(headings, verdicts, strict=True)))
+    assert pages[0] == pages[1]
+    rate = slow.settings["method"]["rate"]
+    assert {*pages[0]} == {f"Gain over one model for all (fedavg, rate={one}), in points" for one in (rate, 7.0)}
+    (of_none,) = pages[0]["Gain over one model for all (fedavg, rate=7.0), in points"]
+    assert float(of_none[3]) == pytest.approx(100 * other.summary["accuracy_mean"], abs=0.1)
+
+
+def test_a_run_that_is_there_twice_with_other_results_is_told_of(folder, tmp_path):
+    one, two = (StoredRun.read(folder / "local-seed0") for _ in range(2))
+    two.summary["seconds"] += 1
+    write_report(tmp_path / "x.html", "x", [one, two])
+    assert "other results" not in (tmp_path / "x.html").read_text()
+    two.summary["accuracy_mean"] = 0.0
+    runs = write_report(tmp_path / "x.html", "x", [one, two])
+    assert runs == {"local": [one]}
+    said = html.unescape((tmp_path / "x.html").read_text())
+    assert f"{two.path} has the settings and the seed of {one.path}, but other results: it is not on this page." in said
+
+
+def test_every_split_is_shown_once_and_named(folder):
+    local, other, late = (StoredRun.read(folder / f"{name}-seed0") for name in ("local", "fedavg", "autocfl"))
+    late.settings["split"] = {"name": "iid", "clients": 6}
+    for run in (local, other, late):
+        run.insights.clear()
+    text = sections.split({"local": [local], "fedavg": [other], "autocfl, iid": [late]})
+    assert [name for name in ("local", "fedavg", "autocfl, iid") if f">{name} (largest" in text] == [
+        *("local", "autocfl, iid")
+    ]
+    assert "Labels by client" in sections.split({"local": [local], "fedavg": [other]})
+
+
+def test_the_best_of_a_page_is_that_of_a_split(folder):
+    local, other = (StoredRun.read(folder / f"{name}-seed0") for name in ("local", "fedavg"))
+    assert "class=best" in sections.methods_table({"local": [local], "fedavg": [other]})
+    other.settings["split"]["alpha"] = 7.0
+    assert "class=best" not in sections.methods_table({"local": [local], "fedavg, alpha=7.0": [other]})
+
+
 def test_names_are_text(folder, tmp_path):
     runs = [StoredRun.read(folder / f"{name}-seed0") for name in ("local", "fedavg")]
     for run in runs:

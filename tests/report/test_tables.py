@@ -13,6 +13,7 @@ from coterie.report.tables import (
     megabytes,
     percent,
     run_table,
+    worlds_of,
 )
 
 
@@ -134,6 +135,17 @@ def test_the_same_seed_twice_counts_once():
     assert comparison_cells([row])[1][0][1] == "50.0"
 
 
+def test_of_the_same_seed_twice_the_first_counts_and_others_are_told_of():
+    (row,) = compared([summary(accuracy=0.5), summary(accuracy=0.6)])
+    assert row.mean("accuracy_mean") == 0.5
+    assert "not shown: 1 run of fedavg with a seed that is here already, and with other results" in " ".join(
+        printed(comparison_table([row], "title")).split()
+    )
+    best = summary()["best_round"]
+    (row,) = compared([summary(), summary(seconds=99.0, best_round={**best, "seconds": 3.0})])
+    assert "not shown" not in printed(comparison_table([row], "title"))
+
+
 def test_a_seed_without_a_figure_does_not_count_for_it():
     (row,) = compared([summary(seed=0, accuracy=0.4), summary(seed=1, accuracy=None)])
     assert row.mean("accuracy_mean") == 0.4
@@ -162,6 +174,24 @@ def test_the_best_of_each_accuracy_is_marked():
     marks = best_cells(rows)
     marked = [[name for name, mark in zip(header, line, strict=True) if mark] for line in marks]
     assert marked == [["accuracy %", "worst tenth %"], ["worst tenth %", "ARI"]]
+
+
+def test_the_best_is_that_of_a_world():
+    told = [("a", "digits", 0.9), ("b", "digits", 0.8), ("a", "mnist", 0.5), ("b", "mnist", 0.6), ("a", "emnist", 0.95)]
+    summaries = [summary(method, accuracy=value, data=data) for method, data, value in told]
+    names = [f"{method}, {data}" for method, data, _ in told]
+    rows = compared(summaries, names)
+    marked = {row.name for row, marks in zip(rows, best_cells(rows), strict=True) if marks[1]}
+    assert marked == {"a, digits", "b, mnist"}  # one that is alone is the best of nothing
+    rows = compared(summaries[:2], names[:2], worlds=[0.1, 0.5])
+    assert not any(mark for marks in best_cells(rows) for mark in marks)
+
+
+def test_worlds_are_told_apart_by_data_and_split_alone():
+    one = {"data": {"name": "digits", "data_dir": "x"}, "split": {"name": "iid"}, "method": {"name": "a"}, "seed": 1}
+    same = {**one, "data": {"name": "digits", "data_dir": "y"}, "method": {"name": "b"}, "seed": 2, "net": "mlp"}
+    other = {**one, "split": {"name": "dirichlet"}}
+    assert worlds_of([one, other, same]) == [0, 1, 0]
 
 
 MANY = compared(

@@ -156,6 +156,10 @@ def _inputs(name: str, x: np.ndarray) -> np.ndarray:
     return x
 
 
+_MANY = 20
+"""As many different fractions as labels may be classes; more, if hardly any occurs twice, are not."""
+
+
 def _encoded(name: str, y: np.ndarray, labels: Sequence[Any]) -> tuple[tuple[str, ...], np.ndarray]:
     """The label names and the labels as places in them.
 
@@ -174,6 +178,8 @@ def _encoded(name: str, y: np.ndarray, labels: Sequence[Any]) -> tuple[tuple[str
             if y.max() >= len(names):
                 raise DataError(f"{name}: label {y.max()}, but there are {len(names)} classes (0 to {len(names) - 1})")
             return names, y
+    if np.issubdtype(y.dtype, np.floating) and len(np.unique(y)) > max(_MANY, len(y) / 2):
+        raise DataError(f"{name}: {len(np.unique(y))} labels such as {y[0]:g}: numbers to predict, not classes")
     words = y.astype(str)
     names = names or tuple(np.unique(y).astype(str).tolist())
     place = {word: index for index, word in enumerate(names)}

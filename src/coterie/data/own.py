@@ -119,7 +119,8 @@ def _image_files(folder: Path) -> dict[str, list[Path]]:
     if not classes:
         raise DataError(f"{folder}: expected one folder of images per class, found no folder")
     if empty := [name for name, files in classes.items() if not files]:
-        raise DataError(f"{folder / empty[0]}: no images ({', '.join(sorted(_SUFFIXES))})")
+        parts = "; parts of the data are called train and test" if "train" in classes else ""
+        raise DataError(f"{folder / empty[0]}: no images ({', '.join(sorted(_SUFFIXES))}){parts}")
     return classes
 
 

@@ -149,9 +149,10 @@ def read_npz(path: Path, required: Sequence[str], optional: Sequence[str] | None
 
 def _check_names(path: Path, names: set[str], required: Sequence[str], optional: Sequence[str] | None) -> None:
     if missing := set(required) - names:
-        _refuse(path, f"arrays named {', '.join(required)}", f"{_listed(names)}, no {_listed(missing)}")
+        wanted = ", ".join(required)
+        raise DataError(f"{path}: expected arrays named {wanted}; found {_listed(names)}, no {_listed(missing)}")
     if optional is not None and (strange := names.difference(required, optional)):
-        _refuse(path, f"only {', '.join((*required, *optional))}", _listed(strange))
+        raise DataError(f"{path}: expected only {', '.join((*required, *optional))}; found {_listed(strange)}")
 
 
 def _opened(path: Path) -> BinaryIO:

@@ -11,12 +11,12 @@ from torch import Tensor
 from coterie.clients import Clients, Known, Round
 from coterie.data.population import Pool, Shard
 from coterie.errors import CoterieError, ProgramError
-from coterie.federation import Call
+from coterie.federation import KEPT_FINITE, Call
 from coterie.forms import Form
 from coterie.letters import Letter, Letters
 from coterie.memory import Memory, Value
 from coterie.nets.net import Net
-from coterie.weights import Stack
+from coterie.weights import Models, Stack
 
 __all__ = ["Host", "Result", "Site", "device_of", "joined", "part_of", "run_chunk"]
 
@@ -105,7 +105,20 @@ def run_chunk(call: Call, memory: Memory, site: Host) -> Result:
         raise ProgramError(f"program {call.program.name} failed on clients {some} together: {cause}") from error
     if clients.written and not call.program.letters:
         raise CoterieError(f"program {call.program.name} writes letters: declare it with @program(letters=True)")
-    return outputs, clients.kept, clients.written
+    return outputs | _kept_finite(clients), clients.kept, clients.written
+
+
+def _kept_finite(clients: Clients) -> dict[str, Tensor]:
+    """Whether the models that a program has told clients to keep are finite, [client]; nothing if there are none."""
+    largest = []
+    for name, value in clients.kept.items():
+        # Not what clients keep for the record, and no models of other nets, such as a GAN.
+        if isinstance(value, Models) and not name.startswith("_") and value.net.parameters == clients.net.parameters:
+            for tensor in value.tensors:
+                if tensor.numel():
+                    rows = tensor.reshape(len(clients), -1)
+                    largest.append(torch.linalg.vector_norm(rows, ord=torch.inf, dim=1))
+    return {KEPT_FINITE: torch.stack(largest).isfinite().all(dim=0)} if largest else {}
 
 
 def part_of(call: Call, rows: np.ndarray) -> Call:

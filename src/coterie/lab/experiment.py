@@ -68,6 +68,7 @@ def run(
     folder = None
     try:
         settings.method.check(fed)
+        settings.scoring.check(fed)
         checkpoint = None
         if out is not None:
             path = out.make() if isinstance(out, NewFolder) else out

@@ -240,7 +240,7 @@ def require_empty(folder: Path, but: Collection[str] = ()) -> None:
         raise SettingsError(f"out={folder}: a file; choose a folder")
     if folder.exists() and any(child.name not in but and child.suffix != _PART for child in folder.iterdir()):
         if (folder / "settings.toml").exists():
-            raise SettingsError(f"out={folder}: holds another run; choose another folder, or continue it with --resume")
+            raise SettingsError(f"out={folder}: holds another run; choose another folder, or go on with `run --resume`")
         raise SettingsError(f"out={folder}: is not empty; choose another folder")
 
 

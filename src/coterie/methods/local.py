@@ -1,6 +1,6 @@
 """Local training: every client alone. What federated learning has to beat.
 
-Nothing is sent, and a client gives nothing away.
+Nothing is sent, and a client gives nothing away but whether its training went well.
 """
 
 from typing import Literal

@@ -7,6 +7,7 @@ from coterie.errors import SettingsError
 from coterie.lab.comparison import names_apart
 from coterie.lab.folder import StoredRun
 from coterie.report import page, sections
+from coterie.report.tables import same_outcome
 
 __all__ = ["by_name", "write_report"]
 
@@ -31,7 +32,8 @@ def write_report(path: Path, title: str, stored: Sequence[StoredRun]) -> dict[st
         for run in stored
         if run.summary is None
     ]
-    missing = f"Not finished, and not on this page: {', '.join(open_ones)}." if open_ones else ""
+    notes = [f"Not finished, and not on this page: {', '.join(open_ones)}."] if open_ones else []
+    notes += _differing(finished, runs)
     page.write_page(
         path,
         title,
@@ -39,7 +41,7 @@ def write_report(path: Path, title: str, stored: Sequence[StoredRun]) -> dict[st
         [
             (
                 "Methods" if len(runs) > 1 else "The run",
-                sections.methods_table(runs) + (page.paragraph(missing) if missing else ""),
+                sections.methods_table(runs) + "".join(map(page.paragraph, notes)),
             ),
             ("Every client", sections.clients(runs)),
             ("Figures", sections.figures(runs)),
@@ -49,6 +51,17 @@ def write_report(path: Path, title: str, stored: Sequence[StoredRun]) -> dict[st
         ],
     )
     return runs
+
+
+def _differing(finished: Sequence[StoredRun], shown: dict[str, list[StoredRun]]) -> list[str]:
+    """What to say of runs that are not shown because another one has their settings and seed, but other results."""
+    said = []
+    for name, run in zip(names_apart([run.settings for run in finished]), finished, strict=True):
+        first = next(one for one in shown[name] if one.settings.get("seed", 0) == run.settings.get("seed", 0))
+        if not same_outcome(first.summary or {}, run.summary or {}):
+            words = f"{run.path} has the settings and the seed of {first.path}, but other results"
+            said.append(f"{words}: it is not on this page.")
+    return said
 
 
 def _lead(runs: dict[str, list[StoredRun]]) -> str:

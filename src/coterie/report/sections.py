@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
+from coterie.lab.comparison import same_world
 from coterie.lab.folder import StoredRun
 from coterie.methods import methods
 from coterie.report import page
@@ -16,7 +17,7 @@ from coterie.report.figures import NotRecordedError, Runs, kinds
 from coterie.report.figures.records import over_seeds
 from coterie.report.figures.relations import mixed_over_time
 from coterie.report.figures.scores import gained_over
-from coterie.report.tables import best_cells, compared, comparison_cells, megabytes
+from coterie.report.tables import best_cells, compared, comparison_cells, megabytes, worlds_of
 
 __all__ = ["clients", "costs", "figures", "methods_table", "settings"]
 
@@ -27,13 +28,17 @@ _EXPLANATION = (
 )
 
 
+_APART = "Not all runs have the same data and split: the best are those among runs that have."
+
+
 def methods_table(runs: Runs) -> str:
     """The runs side by side, the most accurate first."""
-    pairs = [(name, run.summary) for name, some in runs.items() for run in some if run.summary is not None]
-    rows = compared([summary for _, summary in pairs], [name for name, _ in pairs])
+    known = [(name, run, run.summary) for name, some in runs.items() for run in some if run.summary is not None]
+    worlds = worlds_of([run.settings for _, run, _ in known])
+    rows = compared([summary for *_, summary in known], [name for name, *_ in known], worlds)
     header, cells = comparison_cells(rows)
-    best = best_cells(rows) if len(rows) > 1 else None
-    return page.table(header, cells, best) + page.paragraph(_EXPLANATION)
+    apart = page.paragraph(_APART) if len(set(worlds)) > 1 else ""
+    return page.table(header, cells, best_cells(rows)) + page.paragraph(_EXPLANATION) + apart
 
 
 # Every client
@@ -51,10 +56,9 @@ def clients(runs: Runs) -> str:
     known = _clients(runs)
     redrawn = any(client["fewest"] < client["most"] for client in known.values())
     content = ""
-    for method, words in (("local", "training alone (local)"), ("fedavg", "one model for all (fedavg)")):
-        gained = gained_over(runs, method)
-        if gained:
-            content += page.heading(f"Gain over {words}, in points") + _verdict(gained)
+    for method, words in (("local", "training alone"), ("fedavg", "one model for all")):
+        for reference, gained in gained_over(runs, method).items():
+            content += page.heading(f"Gain over {words} ({reference}), in points") + _verdict(gained)
             table = _client_table(known, gained, signed=True)
             content += page.folded(f"All {len(known)} clients", table) if len(known) > _MANY else table
     if content:
@@ -148,9 +152,22 @@ def figures(runs: Runs) -> str:
     return drawn + _drawn("mixing", mixed, "Whose models each client's is mixed of; a row for each client. First seed.")
 
 
+_SPLITS = 6
+"""How many splits a page has room for."""
+
+
 def split(runs: Runs) -> str:
-    """The split of the first run."""
-    return _drawn("labels", dict(list(runs.items())[:1]), "How many training samples of each label each client has.")
+    """The splits of the first seed, each once."""
+    shown: dict[str, Sequence[StoredRun]] = {}
+    for name, some in runs.items():
+        # Only to save work: the figure draws alike ones once, but has to make each for that.
+        if not any(same_world(run.settings, others[0].settings) for run in some for others in shown.values()):
+            shown[name] = some
+    several = " A split that several runs have is called by the first of them." if len(shown) > 1 else ""
+    if len(shown) > _SPLITS:
+        several += f" Of {len(shown)} splits, {_SPLITS} are shown."
+        shown = dict(list(shown.items())[:_SPLITS])
+    return _drawn("labels", shown, f"How much each client has of each label in its training data.{several}")
 
 
 def _drawn(kind: str, runs: Runs, caption: str, **options: Any) -> str:

@@ -1,5 +1,6 @@
 """Tables for the terminal."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
@@ -9,6 +10,8 @@ import numpy as np
 from rich import box
 from rich.table import Table
 from rich.text import Text
+
+from coterie.lab.comparison import same_world
 
 __all__ = [
     "Comparison",
@@ -20,6 +23,8 @@ __all__ = [
     "percent",
     "ruled",
     "run_table",
+    "same_outcome",
+    "worlds_of",
 ]
 
 Summary = Mapping[str, Any]
@@ -113,6 +118,10 @@ class Comparison:
     seeds: int
     figures: Mapping[str, tuple[float, float] | None]
     """Mean and deviation over seeds, by key of the summary."""
+    world: Any = None
+    """Which of them can be compared: the best is the best of a world."""
+    left_out: int = 0
+    """Runs with the seed of another one, but with other results."""
 
     def mean(self, key: str) -> float | None:
         """The mean over seeds, if it was measured."""
@@ -120,21 +129,57 @@ class Comparison:
         return None if figure is None else figure[0]
 
 
-def compared(summaries: Sequence[Summary], names: Sequence[str] | None = None) -> list[Comparison]:
+def compared(
+    summaries: Sequence[Summary], names: Sequence[str] | None = None, worlds: Sequence[Any] | None = None
+) -> list[Comparison]:
     """Methods with their figures over seeds, the most accurate first.
 
     With `names`, one for each summary, runs of the same name are taken together instead of those of the same method.
-    The same seed given twice counts once: it is the same run.
+    With `worlds`, also one for each, only runs of the same one can be compared (see `worlds_of`), by default those with
+    data and split of the same name. Of the same seed given twice, the first counts: it is the same run.
     """
     by_name: dict[str, dict[int, Summary]] = {}
-    for name, summary in zip(names or [summary["method"] for summary in summaries], summaries, strict=True):
-        total = summary["bytes_down"] + summary["bytes_up"] + summary["bytes_peer"]
-        by_name.setdefault(name + _warning(summary), {})[summary["seed"]] = {**summary, "bytes": total}
+    where: dict[str, Any] = {}
+    left_out: Counter[str] = Counter()
+    names = names or [summary["method"] for summary in summaries]
+    worlds = worlds or [(summary.get("data"), summary.get("split")) for summary in summaries]
+    for name, summary, world in zip(names, summaries, worlds, strict=True):
+        name += _warning(summary)
+        first = by_name.setdefault(name, {}).setdefault(summary["seed"], summary)
+        left_out[name] += not same_outcome(first, summary)
+        where.setdefault(name, world)
     rows = []
-    for name, runs in by_name.items():
-        figures = {key: _over_seeds([run.get(key) for run in runs.values()]) for key in _COLUMNS}
-        rows.append(Comparison(name, len(runs), figures))
+    for name, seeds in by_name.items():
+        runs = [{**run, "bytes": run["bytes_down"] + run["bytes_up"] + run["bytes_peer"]} for run in seeds.values()]
+        figures = {key: _over_seeds([run.get(key) for run in runs]) for key in _COLUMNS}
+        rows.append(Comparison(name, len(runs), figures, where[name], left_out[name]))
     return sorted(rows, key=lambda row: -(row.mean("accuracy_mean") or 0))
+
+
+def same_outcome(one: Summary, other: Summary) -> bool:
+    """Whether two runs came to the same, in whatever time."""
+    return _outcome(one) == _outcome(other)
+
+
+def _outcome(summary: Summary) -> dict[str, Any]:
+    return {
+        key: _outcome(value) if isinstance(value, Mapping) else value
+        for key, value in summary.items()
+        if key != "seconds"
+    }
+
+
+def worlds_of(settings: Sequence[Mapping[str, Any]]) -> list[int]:
+    """The number of each run's data and split among those that there are."""
+    found: list[dict[str, Any]] = []
+    numbers = []
+    for table in settings:
+        mine = {**table, "seed": None, "net": None}
+        number = next((place for place, other in enumerate(found) if same_world(mine, other)), len(found))
+        if number == len(found):
+            found.append(mine)
+        numbers.append(number)
+    return numbers
 
 
 def _over_seeds(values: Sequence[float | None]) -> tuple[float, float] | None:
@@ -190,7 +235,7 @@ def _comparison_cell(row: Comparison, key: str) -> str:
 
 
 def comparison_table(rows: Sequence[Comparison], title: str, width: int | None = None) -> Table:
-    """Methods side by side, the most accurate first; the best of each accuracy is bold.
+    """Methods side by side, the most accurate first; the best of each accuracy in a world is bold.
 
     Where that is wider than `width`, headers are broken and columns left out, but no figure is; the caption says what
     is missing.
@@ -199,8 +244,15 @@ def comparison_table(rows: Sequence[Comparison], title: str, width: int | None =
     fitting = [layout for layout in layouts if width is None or _width(*layout[1:]) <= width]
     without, header, cells = (fitting or layouts[-1:])[0]
     table = ruled(title)
-    if without:
-        table.caption = Text(f"no room for: {', '.join(_COLUMNS[key] for key in without)}")
+    notes = [f"no room for: {', '.join(_COLUMNS[key] for key in without)}"] if without else []
+    notes += [
+        f"not shown: {row.left_out} run{'s' if row.left_out > 1 else ''} of {row.name} "
+        f"with a seed that is here already, and with other results"
+        for row in rows
+        if row.left_out
+    ]
+    if notes:
+        table.caption = Text("\n".join(notes))
         table.caption_justify = "left"
     for number, name in enumerate(header):
         table.add_column(name, justify="right" if number else "left")
@@ -227,13 +279,14 @@ def _width(header: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
 
 
 def best_cells(rows: Sequence[Comparison], without: Collection[str] = ()) -> list[list[bool]]:
-    """Which cells of a comparison are the best of their column, for columns where more is better."""
-    columns = []
-    for key in _shown(rows):
-        if key in without:
-            continue
-        best = None
-        if key.startswith(("accuracy", "global")) or key == "ari":
-            best = max((row.mean(key) for row in rows if row.mean(key) is not None), default=None)  # type: ignore[type-var]
-        columns.append([bool(best) and row.mean(key) == best for row in rows])
-    return [[False, *marks] for marks in zip(*columns, strict=True)]
+    """Which cells are the best of their column in their world, if others are in it, where more is better."""
+    columns = [key for key in _shown(rows) if key not in without]
+    return [[False, *(_is_best(row, key, rows) for key in columns)] for row in rows]
+
+
+def _is_best(row: Comparison, key: str, rows: Sequence[Comparison]) -> bool:
+    if not (key.startswith(("accuracy", "global")) or key == "ari"):
+        return False
+    beside = [other for other in rows if other.world == row.world]
+    best = max((mean for other in beside if (mean := other.mean(key)) is not None), default=None)
+    return len(beside) > 1 and bool(best) and row.mean(key) == best

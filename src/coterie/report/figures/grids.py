@@ -149,5 +149,5 @@ def _legend(figure: Figure, shown: Mapping[str, Artist]) -> float:
     """A legend below all, in as few rows as fit; how many inches high it is."""
     told: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 0), "borderaxespad": 0.2}
     told |= {"columnspacing": 1.6, "handlelength": 2.6, "fontsize": "medium"}
-    box = style.legend_rows(figure, shown, **told).get_window_extent()
+    box = style.extent(style.legend_rows(figure, shown, **told))
     return float(box.height / figure.dpi) + _GAP

@@ -182,8 +182,10 @@ def label_counts(run: StoredRun) -> tuple[np.ndarray, Sequence[str]]:
         counts = np.array(shares[-1][1], dtype=np.float64)
         labels = _details(run).get("classes") or run.settings.get("data", {}).get("labels")
         return np.nan_to_num(counts), labels or [str(label) for label in range(counts.shape[1])]
+    # Not its arrivals, which change no split, and may be after the last round that any other method has by default.
+    table = {**run.settings, "method": {"name": "local"}, "arrivals": {}}
     try:
-        population = Settings.from_table({**run.settings, "method": {"name": "local"}}).world.population
+        population = Settings.from_table(table).world.population
     except CoterieError as error:
         raise NotRecordedError(f"{run.path}: its data is needed to show the split ({error})") from error
     return population.label_counts(), population.labels

@@ -58,7 +58,7 @@ def _dots(axes: Axes, counts: np.ndarray, labels: Sequence[str], names: Sequence
     style.mark_groups(axes, [groups[client] for client in order])
     style.name_clients(axes, [names[client] for client in order], most=min(40, max(20, clients)))
     some = range(0, classes, max(1, classes // 30))
-    axes.set_yticks(list(some), [labels[place] for place in some], fontsize=8)
+    axes.set_yticks(list(some), style.shortened([labels[place] for place in some], 32), fontsize=8)
     axes.set(xlabel="client", ylabel="label")
     axes.set_xlim(-0.7, clients - 0.3)
 
@@ -86,12 +86,17 @@ class Labels(Kind):
     def draw(self, runs: Runs, title: str = "") -> Figure:
         """A panel for each name; one for all if all have the same clients."""
         found: dict[str, tuple[np.ndarray, Sequence[str], StoredRun]] = {}
+        why = NotRecordedError("labels: there are no runs")
         for name, run in _one_of_each(runs, self.seed).items():
-            counts, labels = label_counts(run)
+            try:
+                counts, labels = label_counts(run)
+            except NotRecordedError as error:
+                why = error
+                continue
             if not any(_alike(counts, other) for other, *_ in found.values()):
                 found[name] = counts, labels, run
         if not found:
-            raise NotRecordedError("labels: there are no runs")
+            raise why
         clients, classes = np.max([counts.shape for counts, *_ in found.values()], axis=0)
         size = min(14, max(6, 0.32 * clients)), min(12, max(3.4, 0.3 * classes))
         figure, panels = style.panels(len(found), *size, most=1)

@@ -1,6 +1,7 @@
 """Figures of what came out: values over an option, over cells, over clients, and what each client gained."""
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations, product
 from typing import Any
 
 import matplotlib
@@ -9,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from coterie.errors import SettingsError
+from coterie.lab.comparison import same_world
 from coterie.lab.folder import StoredRun
 from coterie.lab.statistics import statistic
 from coterie.report.figures import style
@@ -232,8 +234,8 @@ class Gain(Kind):
     """What is compared: a key of clients.jsonl."""
 
     def draw(self, runs: Runs, title: str = "") -> Figure:
-        """A panel for each of the methods that is compared with; clients in their true groups."""
-        found = {method: others for method in self.over if (others := gained_over(runs, method, self.key))}
+        """A panel for each of the methods, and each variant of one, that is compared with; clients in true groups."""
+        found = {name: gained for method in self.over for name, gained in gained_over(runs, method, self.key).items()}
         if not found:
             raise NotRecordedError(f"gain: no runs in the same world as one of {' or '.join(self.over)}")
         figure, panels = style.panels(len(found), 7.4, 3.4, most=1)
@@ -260,21 +262,35 @@ class Gain(Kind):
         return figure
 
 
-def gained_over(runs: Runs, method: str, key: str = "accuracy") -> dict[str, dict[str, float]]:
-    """What each client gained over a method, by the other runs' names; without those in whose world it was not run."""
-    names, others = references(runs, method)
-    found = {label: gains(some, others, key) for label, some in runs.items() if label not in names}
-    return {label: gained for label, gained in found.items() if gained}
+def gained_over(runs: Runs, method: str, key: str = "accuracy") -> dict[str, dict[str, dict[str, float]]]:
+    """What each client gained over a method, by what that is called, and by the other runs' names.
+
+    Names in whose world the method was not run are left out.
+    """
+    called = [name for name, some in runs.items() if _is(method, name, some)]
+    others = {name: some for name, some in runs.items() if name not in called}
+    found = {
+        reference: {name: gained for name, some in others.items() if (gained := gains(some, before, key))}
+        for reference, before in _references(method, {name: runs[name] for name in called}).items()
+    }
+    return {reference: gained for reference, gained in found.items() if gained}
 
 
-def references(runs: Runs, method: str) -> tuple[list[str], list[StoredRun]]:
-    """The names that a method runs under, by its own name or by what its runs are called, and these runs."""
-    names = [
-        name
-        for name, some in runs.items()
-        if method in (name, *(run.settings.get("method", {}).get("name") for run in some[:1]))
-    ]
-    return names, [run for name in names for run in runs[name]]
+def _is(method: str, name: str, some: Sequence[StoredRun]) -> bool:
+    """Whether runs are of a method, by what they are called or by its own name."""
+    return method in (name, *(run.settings.get("method", {}).get("name") for run in some[:1]))
+
+
+def _references(method: str, variants: Runs) -> Runs:
+    """A method's runs by name, or all as one where no world has two variants: then it is clear which is meant."""
+    shared = any(
+        same_world(run.settings, other.settings)
+        for one, two in combinations(variants.values(), 2)
+        for run, other in product(one, two)
+    )
+    if shared or len(variants) < 2:
+        return variants
+    return {method: [run for some in variants.values() for run in some]}
 
 
 def _clients_in_groups(runs: Runs) -> list[tuple[str, int | None]]:

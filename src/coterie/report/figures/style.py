@@ -1,7 +1,9 @@
 """How figures look: good in print and on a screen, and safe for colour-blind eyes."""
 
 import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Literal
@@ -16,6 +18,7 @@ from matplotlib.image import AxesImage
 from matplotlib.legend import Legend
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.transforms import Bbox
 
 __all__ = [
     "PALETTE",
@@ -23,6 +26,7 @@ __all__ = [
     "STYLE",
     "banded",
     "entitle",
+    "extent",
     "figure",
     "fitted",
     "handles",
@@ -38,6 +42,7 @@ __all__ = [
     "panels",
     "points",
     "save",
+    "shortened",
     "svg",
     "whole_numbers",
     "wrapped",
@@ -90,17 +95,31 @@ _UNKNOWN = "#dddddd"
 
 def save(figure: Figure, path: Path) -> None:
     """Write a figure to a file whose ending says the format: png, svg or pdf."""
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE), _any_letters():
         figure.savefig(path, dpi=160)
 
 
 def svg(figure: Figure) -> str:
     """A figure as SVG text."""
     buffer = io.StringIO()
-    with matplotlib.rc_context(STYLE):
+    with matplotlib.rc_context(STYLE), _any_letters():
         figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     text = buffer.getvalue()
     return text[text.index("<svg") :]
+
+
+@contextmanager
+def _any_letters() -> Iterator[None]:
+    """Without a warning for each letter that the font lacks: it is a box in a picture, and as it is on a page."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"Glyph .* missing from", UserWarning)
+        yield
+
+
+def extent(artist: Artist) -> Bbox:
+    """What something takes of a figure, in pixels."""
+    with _any_letters():
+        return artist.get_window_extent()
 
 
 def figure(
@@ -175,7 +194,7 @@ def legend_below(panels: Sequence[Axes]) -> None:
 def _put_below(axes: Axes, shown: Mapping[str, Artist]) -> None:
     made = axes.figure
     assert isinstance(made, Figure)
-    height = legend_rows(made, shown, loc="outside lower center", fontsize=9).get_window_extent().height
+    height = extent(legend_rows(made, shown, loc="outside lower center", fontsize=9)).height
     made.set_figheight(made.get_figheight() + height / made.dpi)
 
 
@@ -184,7 +203,7 @@ def legend_rows(made: Figure, shown: Mapping[str, Artist], **told: Any) -> Legen
     for rows in range(1, len(shown) + 1):
         columns = -(-len(shown) // rows)
         legend = made.legend([*shown.values()], [*shown], ncols=columns, **told)
-        if columns == 1 or legend.get_window_extent().width <= made.bbox.width:
+        if columns == 1 or extent(legend).width <= made.bbox.width:
             break
         legend.remove()
     return legend
@@ -210,7 +229,8 @@ def entitle(axes: Axes, text: str) -> None:
     """A title above axes that have the whole width, also over a legend beside them, when all else is drawn."""
     made = axes.figure
     assert isinstance(made, Figure)
-    made.draw_without_rendering()  # before, nobody knows where the axes begin
+    with _any_letters():
+        made.draw_without_rendering()  # before, nobody knows where the axes begin
     _fit(axes.set_title(text), made)
 
 
@@ -218,7 +238,7 @@ def _fit(title: Text, made: Figure) -> None:
     """Break a title into as many lines as keep it inside of the figure."""
     text, edge = title.get_text(), made.bbox.x1 - _MARGIN * made.dpi
     width = len(text)
-    while (box := title.get_window_extent()).x1 > edge and width > _NARROWEST:
+    while (box := extent(title)).x1 > edge and width > _NARROWEST:
         width = max(_NARROWEST, min(width - 1, int(width * (edge - box.x0) / box.width)))
         title.set_text(wrapped(text, width))
 
@@ -235,10 +255,21 @@ def wrapped(text: str, width: int = 26) -> str:
     return "\n".join(wrap(text, width, break_on_hyphens=False)) or text
 
 
+def shortened(names: Sequence[str], most: int = 16) -> list[str]:
+    """Names of at most so many letters: long ones lack their middle, or an end if that tells more of them apart."""
+
+    def cut(name: str, start: int) -> str:
+        rest = most - 1 - start
+        return name if len(name) <= most else f"{name[:start]}…{name[len(name) - rest :]}"
+
+    ways = [[cut(name, start) for name in names] for start in (most // 2, most - 1, 0)]
+    return max(ways, key=lambda way: len(set(way)))  # the first of those that are as good
+
+
 def name_clients(axes: Axes, names: Sequence[str], most: int, both: bool = False) -> None:
     """Names below a row of clients, and if told beside a column: as many as there is room for, upright where long."""
     shown = range(0, len(names), -(-len(names) // most))
-    labels = [names[place] for place in shown]
+    labels = shortened([names[place] for place in shown])
     upright = sum(len(label) + 1 for label in labels) > 4 * most
     axes.set_xticks(list(shown), labels, fontsize=8, rotation=90 if upright else 0)
     if both:
