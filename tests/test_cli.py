@@ -122,8 +122,16 @@ def test_own_images_are_scaled(call, tmp_path):
     assert outcome.json["data"] == "pictures"
 
 
+@pytest.fixture
+def interruptible():
+    """A shell lets what it starts in the background ignore Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_says_how_to_go_on(call, monkeypatch, number):
+def test_a_stop_says_how_to_go_on(call, interruptible, monkeypatch, number):
     before = signal.getsignal(number)
 
     class Stopped(methods["fedavg"]):
