@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import pytest
 import tomli_w
@@ -167,8 +168,10 @@ def test_a_world_that_is_wrong_fails_its_own_runs_only(tmp_path):
     assert len(outcome.failed) == 8
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("splits", [("bad", "even"), ("even", "bad")])
-def test_a_split_that_is_impossible_fails_its_own_runs_only(tmp_path, splits):
+def test_a_split_that_is_impossible_fails_its_own_runs_only(tmp_path, monkeypatch, splits, together):
+    monkeypatch.setattr(module, "Batch", partial(Batch, together=together))
     entries = {"bad": {"split": "label-skew", "classes": 11}, "even": {"split": "iid"}}
     mixed = study(axes={"split": {name: entries[name] for name in splits}, "method": METHODS})
     campaign = Campaign(tmp_path)
