@@ -263,7 +263,7 @@ def is_finished(path: Path) -> bool:
         return False
     if summary is None or "rounds" not in summary:
         return summary is not None  # a measure has no rounds
-    return bool(rounds) and rounds[-1]["round"] == summary["rounds"]
+    return bool(rounds) and rounds[-1].get("round") == summary["rounds"]
 
 
 def read_lines(path: Path) -> list[Record]:
