@@ -262,6 +262,7 @@ def test_a_run_that_was_killed_while_it_made_its_folder_starts_over(tmp_path):
     settings = settings_of("local")
     (tmp_path / "broken/state").mkdir(parents=True)
     (tmp_path / "broken/settings.toml.123.part").write_text("format = ")
+    (tmp_path / "broken/state/clock.json.123.part").touch()
     run(settings, tmp_path / "broken", resume=True)
     run(settings, tmp_path / "unbroken")
     assert content(tmp_path / "broken") == content(tmp_path / "unbroken")

@@ -223,8 +223,9 @@ class RunFolder:
         write_whole(self.path / "summary.json", json.dumps(result.summary, indent=2) + "\n")
         if not self._keep_state:
             shutil.rmtree(self.path / "state")
-        for left in self.path.glob(f"*{_PART}"):  # by a process that was killed while it wrote
-            left.unlink()
+        for folder in (self.path, self.path / "state"):
+            for left in folder.glob(f"*{_PART}"):  # by a process that was killed while it wrote
+                left.unlink()
 
     def _save(self, checkpoint: Checkpoint) -> None:
         started = time.monotonic()
