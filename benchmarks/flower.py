@@ -17,8 +17,8 @@ from pathlib import Path
 
 from coterie.deploy.local import LocalFederation, prepare
 from coterie.engines.flower.engine import Waiting
-from coterie.lab import run
-from coterie.settings import Settings
+from coterie.runs.experiment import run
+from coterie.runs.settings import Settings
 
 
 def loopback_bytes() -> int:

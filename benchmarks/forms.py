@@ -17,8 +17,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import numpy as np
 
 import coterie
-from coterie.programs import train
-from coterie.training import LocalTraining
+from coterie.clients.programs import train
+from coterie.training.local import LocalTraining
 
 NETS = (
     ("logistic", (1, 8, 8)),

@@ -23,13 +23,14 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 import coterie
-from coterie.data.population import Division, Population, populate
+from coterie.data.division import Division
+from coterie.data.population import Population, populate
 from coterie.data.splits import split_rules
 from coterie.engines.simulation import Computing, Simulation
-from coterie.federation import Federation
-from coterie.lab import compare
-from coterie.scoring import Scoring
-from coterie.settings import Settings
+from coterie.runs.comparison import compare
+from coterie.runs.settings import Settings
+from coterie.server.federation import Federation
+from coterie.server.scoring import Scoring
 from drawing import store, stored
 from measure import Clock
 

@@ -17,7 +17,7 @@ import numpy as np
 
 import coterie
 from coterie import serving
-from coterie.scoring import score
+from coterie.server.scoring import score
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "label groups": {"split": "autocfl-label"},

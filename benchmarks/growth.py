@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 import coterie
-from coterie.scoring import Scoring
+from coterie.server.scoring import Scoring
 from drawing import PALETTE, draw, new_figure, store, stored
 from measure import Clock, measure
 

@@ -34,7 +34,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, multiprocessing, nn
 
 from coterie import CoterieError, Settings, load
-from coterie.clients import new_models
+from coterie.clients.clients import new_models
 from coterie.data.population import Population
 from coterie.nets import make_net
 from measure import Measured, machine, measure

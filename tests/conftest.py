@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
-from coterie.cli import main
+from coterie.cli.main import main
 
 # No test may fail because a machine is busy.
 settings.register_profile("untimed", deadline=None)

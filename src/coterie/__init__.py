@@ -10,25 +10,28 @@ Every method is here under the name of its class.
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"  # before the imports: run folders say which version wrote them
-
-from coterie.clients import Clients, Evaluation
+from coterie._version import __version__
+from coterie.clients import programs, sharing
+from coterie.clients.clients import Clients, Evaluation
+from coterie.clients.programs import program
+from coterie.core.errors import CoterieError
+from coterie.core.links import links
+from coterie.core.records import state
 from coterie.data import Dataset, Split, load
-from coterie.data.population import Division
+from coterie.data.division import Division
 from coterie.engines.simulation import Computing
-from coterie.errors import CoterieError
-from coterie.federation import Federation, Replies
-from coterie.fitting import Result, fit
-from coterie.method import Method, method
 from coterie.methods import methods
+from coterie.moves import evidence, grouping, mixing, sampling, trust
 from coterie.nets import Net, nets
-from coterie.programs import program
-from coterie.scoring import Scoring
-from coterie.serving import Served
-from coterie.settings import Settings, simulate
-from coterie.training import LocalTraining
-from coterie.weights import Changes, Models
-from coterie.wire import state
+from coterie.nets.stacks import Changes, Models
+from coterie.runs.settings import Settings, simulate
+from coterie.server import serving
+from coterie.server.federation import Federation, Replies
+from coterie.server.fitting import Result, fit
+from coterie.server.method import Method, method
+from coterie.server.scoring import Scoring
+from coterie.server.serving import Served
+from coterie.training.local import LocalTraining
 
 __all__ = [
     "Changes",
@@ -49,15 +52,27 @@ __all__ = [
     "Served",
     "Settings",
     "Split",
+    "__version__",
+    "evidence",
     "fit",
+    "grouping",
     "load",
     "method",
     "methods",
+    "mixing",
     "nets",
     "program",
+    "programs",
+    "sampling",
+    "serving",
+    "sharing",
     "simulate",
     "state",
+    "trust",
 ]
+
+
+links["Result.plot"] = "coterie.report.figures:run_figure"
 
 
 def __getattr__(name: str) -> Any:

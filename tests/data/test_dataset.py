@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coterie.core.errors import DataError
 from coterie.data import Dataset
-from coterie.errors import DataError
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from coterie.core.errors import DataError, SettingsError
 from coterie.data.dataset import Dataset
 from coterie.data.split import Split
 from coterie.data.splits import split_rules
-from coterie.errors import DataError, SettingsError
 
 OWNERS = [2, 0, 2, -1, 10, 0]
 """Who has the six samples: clients 0, 2 and 10, and nobody the fourth."""

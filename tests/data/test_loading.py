@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from coterie.core.errors import DataError, SettingsError
 from coterie.data import load, loading
 from coterie.data.sources import MNIST, ImageNet32
-from coterie.errors import DataError, SettingsError
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ from PIL import Image
 from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
+from coterie.core.errors import DataError, SettingsError
 from coterie.data import from_folder, from_npz, from_torch
-from coterie.errors import DataError, SettingsError
 
 
 def pixels(*shape, start=0):

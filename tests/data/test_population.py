@@ -6,11 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coterie.core.errors import DataError, SettingsError
+from coterie.core.randomness import generator
 from coterie.data import Dataset, Split
-from coterie.data.population import Division, Pool, populate
+from coterie.data.division import Division
+from coterie.data.population import Pool, populate
 from coterie.data.splits import split_rules
-from coterie.errors import DataError, SettingsError
-from coterie.randomness import generator
 
 COUNTS = [30, 20, 10]
 """Published test samples of each class."""

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.io import savemat
 
+from coterie.core.errors import DataError
 from coterie.data import readers
-from coterie.errors import DataError
 
 
 def idx(array):

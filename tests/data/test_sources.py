@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-import standins
+from coterie.core.errors import DataError, SettingsError
+from coterie.core.registry import first_line, options
 from coterie.data import sources, storage
 from coterie.data.sources import (
     CIFAR10,
@@ -26,9 +27,8 @@ from coterie.data.sources import (
     FashionMNIST,
     ImageNet32,
 )
-from coterie.errors import DataError, SettingsError
-from coterie.registry import first_line, options
-from standins import cifar, idx, images, leaf, put
+from support import published_files
+from support.published_files import cifar, idx, images, leaf, put
 
 SUM = re.compile(r"(md5:[0-9a-f]{32}|sha1:[0-9a-f]{40}|sha256:[0-9a-f]{64})?")
 
@@ -42,7 +42,7 @@ def _cache(tmp_path, monkeypatch):
 def tiny(monkeypatch):
     """Let a source accept files of any size and content."""
 
-    return partial(standins.accept, monkeypatch)
+    return partial(published_files.accept, monkeypatch)
 
 
 @pytest.mark.parametrize("name", list(sources))

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coterie.core.errors import CoterieError, DataError, SettingsError
+from coterie.core.registry import first_line, options
 from coterie.data.dataset import Dataset
 from coterie.data.split import Split
 from coterie.data.splits import split_rules
 from coterie.data.splits._dealing import cut, draw_columns, gather, imbalance, log_dirichlet, top_up
 from coterie.data.splits.dirichlet import _in_turns
-from coterie.errors import CoterieError, DataError, SettingsError
-from coterie.registry import first_line, options
 
 DEFINITIONS = ("class-balanced", "class", "client", "client-prior")
 NAMES = {

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from coterie.core.errors import DataError
 from coterie.data import storage
 from coterie.data.storage import Collection, Download, PublishedFile, data_folder, unpack, verified
-from coterie.errors import DataError
 
 CONTENTS = {"one.bin": b"the first file", "two.bin": b"the second file"}
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from coterie.core.errors import CoterieError
 from coterie.deploy.local import LocalFederation, prepare
 from coterie.engines.flower.certs import make_certificates
 from coterie.engines.flower.engine import Waiting
-from coterie.errors import CoterieError
-from coterie.lab import run as simulate_run
-from coterie.lab.folder import StoredRun
-from coterie.settings import Settings
+from coterie.runs.experiment import run as simulate_run
+from coterie.runs.folder import StoredRun
+from coterie.runs.settings import Settings
 
 WORLD = {"data": "digits", "net": "mlp", "precision": "float64", "device": "cpu", "workers": 0, "alpha": 1.0}
 

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from coterie.deploy.processes import Processes
-from helpers import runs
+from support.worlds import runs
 
 DETACHED = """
 import subprocess, sys, time

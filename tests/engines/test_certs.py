@@ -15,9 +15,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
+from coterie.clients.sealing import Identity, SealingError, Seals, read_peers, write_peers
+from coterie.core.errors import CoterieError, SettingsError
 from coterie.engines.flower.certs import make_certificates
-from coterie.errors import CoterieError, SettingsError
-from coterie.sealing import Identity, SealingError, Seals, read_peers, write_peers
 
 PRIVATE = {"ca.key", "server.key", "node.key", "identity.pem"}
 

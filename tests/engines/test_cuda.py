@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 import coterie
-from coterie.lab import compare
-from coterie.settings import Settings
-from helpers import tensors_of
+from coterie.runs.comparison import compare
+from coterie.runs.settings import Settings
+from support.worlds import tensors_of
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 

@@ -8,16 +8,18 @@ import pytest
 import torch
 
 import coterie
-from coterie import Clients, program, wire
+from coterie import Clients, program
+from coterie.clients.sealing import Identity, write_peers
+from coterie.core.errors import ProgramError, SettingsError
 from coterie.data import Split
 from coterie.deploy.server import Deployment, run_over
 from coterie.deploy.site import SiteSettings
 from coterie.engines.flower.engine import RoundLostError, Task, TooFewSitesError, Waiting
 from coterie.engines.simulation import Computing
-from coterie.errors import ProgramError, SettingsError
-from coterie.federation import Federation
-from coterie.sealing import Identity, write_peers
-from coterie.weights import Models
+from coterie.nets import codec
+from coterie.nets.stacks import Models
+from coterie.runs.folder import StoredRun
+from coterie.server.federation import Federation
 
 NAMES = ("aachen", "bonn", "celle")
 LABELS = ("cat", "dog", "eel")
@@ -178,7 +180,7 @@ def test_sites_give_what_a_simulation_gives(name, wires, tmp_path):
     alone = method.fit(simulated())
     same(real.rounds, alone.rounds)
     same(real.clients, alone.clients)
-    stored = coterie.lab.StoredRun.read(tmp_path / "run")
+    stored = StoredRun.read(tmp_path / "run")
     assert stored.rounds == real.rounds
     assert stored.summary["clients"] == 3
 
@@ -269,10 +271,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_end(wires, sites, tmp_path):
         (lambda answer: None, "could not be reached"),
         (lambda answer: ..., "did not answer within"),
         (lambda answer: b"nonsense", "answers nonsense"),
-        (lambda answer: wire.dump([1, 2]), "answers nonsense"),
-        (lambda answer: wire.dump({"outputs": {"model": torch.ones(1, 3)}, "kept": False, "letters": []}), "wrongly"),
-        (lambda answer: wire.dump({"outputs": {"model": torch.ones(2, 3)}, "kept": False, "letters": []}), "nonsense"),
-        (lambda answer: wire.dump({"failed": "no memory"}), "failed: no memory"),
+        (lambda answer: codec.dump([1, 2]), "answers nonsense"),
+        (lambda answer: codec.dump({"outputs": {"model": torch.ones(1, 3)}, "kept": False, "letters": []}), "wrongly"),
+        (lambda answer: codec.dump({"outputs": {"model": torch.ones(2, 3)}, "kept": False, "letters": []}), "nonsense"),
+        (lambda answer: codec.dump({"failed": "no memory"}), "failed: no memory"),
         (lambda answer: spoiled(answer, float("nan")), "not finite"),
         (lambda answer: spoiled(answer, float("inf")), "not finite"),
     ],
@@ -296,12 +298,12 @@ def test_a_fault_costs_the_site_its_contribution_in_that_round_and_nothing_else(
 
 def spoiled(answer, number):
     nets = {"mlp": coterie.simulate(everything(), Split(tuple(parts())), "mlp", precision="float64").net}
-    content = wire.load(answer, nets)
+    content = codec.load(answer, nets)
     model = content["outputs"]["model"]
     parameters = model.parameters.clone()
     parameters[0, 3] = number
     content["outputs"]["model"] = Models(model.net, parameters, model.buffers)
-    return wire.dump(content)
+    return codec.dump(content)
 
 
 def test_a_site_that_loses_a_round_ends_as_if_it_had_not_been_asked(wires, tmp_path):
@@ -363,7 +365,7 @@ def test_a_round_that_too_few_answer_is_run_again(wires, tmp_path):
 
 
 def test_a_program_that_no_site_can_run_stops_the_run_at_once(wires, tmp_path):
-    wires.twist = lambda node, number, answer: wire.dump({"failed": "no memory"}) if number > 9 else answer
+    wires.twist = lambda node, number, answer: codec.dump({"failed": "no memory"}) if number > 9 else answer
     with pytest.raises(ProgramError, match="round 2, no site can: no memory"):
         run_over(deployment(coterie.FedAvg(rounds=3, batch=8)), wires, tmp_path / "run")
     assert wires.count == 12
@@ -371,7 +373,7 @@ def test_a_program_that_no_site_can_run_stops_the_run_at_once(wires, tmp_path):
 
 def test_a_part_of_the_sites_that_fail_costs_the_round_alone(wires, tmp_path):
     # Two of three are asked, and both fail, once; number 9 is the first in round 2.
-    wires.twist = lambda node, number, answer: wire.dump({"failed": "no memory"}) if number in (9, 10) else answer
+    wires.twist = lambda node, number, answer: codec.dump({"failed": "no memory"}) if number in (9, 10) else answer
     result = run_over(deployment(coterie.FedAvg(rounds=3, batch=8, participation=0.7)), wires, tmp_path / "run")
     assert [record["round"] for record in result.rounds] == [1, 2, 3]
     assert "at least 2 are needed (no memory); the round is tried again" in (tmp_path / "run/log.txt").read_text()
@@ -379,8 +381,8 @@ def test_a_part_of_the_sites_that_fail_costs_the_round_alone(wires, tmp_path):
 
 def test_a_site_counts_with_the_samples_that_it_last_told(wires, tmp_path):
     def twist(node, number, answer):
-        content = wire.load(answer, {"mlp": simulated().net}) if number in (4, 5) else None
-        return answer if content is None else wire.dump({**content, "samples": 1000 if number == 4 else True})
+        content = codec.load(answer, {"mlp": simulated().net}) if number in (4, 5) else None
+        return answer if content is None else codec.dump({**content, "samples": 1000 if number == 4 else True})
 
     wires.twist = twist
     result = run_over(deployment(coterie.FedAvg(rounds=1, batch=8)), wires, tmp_path / "run")
@@ -421,7 +423,7 @@ def test_two_nodes_cannot_have_one_name(sites, tmp_path, caplog):
 
 
 def asked(site, **content):
-    answer = wire.load(site.answer({"request": wire.dump(content)}), {})
+    answer = codec.load(site.answer({"request": codec.dump(content)}), {})
     return answer.get("refused", answer)
 
 
@@ -483,9 +485,9 @@ def test_a_site_that_allows_less_runs_less(sites, tmp_path):
 @pytest.mark.parametrize("content", [b"", b"\x80\x04N.", b"x" * 100, json.dumps(CALL).encode()])
 def test_bytes_that_are_no_message_are_refused(content, sites):
     site = sites[0].open()
-    assert "refused" in wire.load(site.answer({"request": content}), {})
-    assert "refused" in wire.load(site.answer({}), {})
-    assert "refused" in wire.load(site.answer({"request": wire.dump(CALL), "shared": content}), {})
+    assert "refused" in codec.load(site.answer({"request": content}), {})
+    assert "refused" in codec.load(site.answer({}), {})
+    assert "refused" in codec.load(site.answer({"request": codec.dump(CALL), "shared": content}), {})
 
 
 # Letters
@@ -552,10 +554,10 @@ def test_a_letter_of_another_round_is_refused(fed, caplog):
 
 def test_a_key_that_was_swapped_on_the_way_is_refused(fed, wires, caplog):
     def twist(node, number, answer):
-        content = wire.load(answer, {})
+        content = codec.load(answer, {})
         if node == 7 and "announcement" in content:
             content["announcement"] = bytes(32) + content["announcement"][32:]
-        return wire.dump(content)
+        return codec.dump(content)
 
     wires.twist = twist
     with caplog.at_level(logging.WARNING, logger="coterie"):

@@ -14,15 +14,16 @@ from torch import nn
 
 import coterie
 from coterie import Clients, Models, program
+from coterie.clients.programs import evaluate, label_histogram, predict, train
+from coterie.core.errors import CoterieError, ProgramError, SettingsError
 from coterie.engines.simulation import Computing, processes
 from coterie.engines.simulation.engine import _gpu_is_usable
 from coterie.engines.simulation.workers import take
-from coterie.errors import CoterieError, ProgramError, SettingsError
-from coterie.forms import Vectorised
-from coterie.graphs import Recorder
-from coterie.programs import evaluate, label_histogram, predict, train
-from coterie.training import LocalTraining
-from helpers import runs, tensors_of
+from coterie.training.forms import Vectorised
+from coterie.training.graphs import Recorder
+from coterie.training.local import LocalTraining
+from support.every_method import METHODS
+from support.worlds import runs, tensors_of
 
 
 def images(samples=150, classes=4, seed=0):
@@ -50,38 +51,6 @@ def federation(engine="loop", net=noisy_net, **options):
     """Unequal clients: from 6 samples to many."""
     options = {"precision": "float64", "workers": 0, **options}
     return coterie.simulate(images(), "quantity", net, clients=7, min_size=6, alpha=0.7, engine=engine, **options)
-
-
-METHODS = {
-    "autocfl": {"cluster_round": 2, "guard": 0.02},
-    "cafa": {"sharing": "peer"},
-    "cfic": {"momentum": 0.3},
-    "compose": {"evidence": "inference", "grouping": "neighbourhoods", "mixing": "similarity", "group_round": 2},
-    "flis-dc": {"threshold": 0.6, "predictions": "soft"},
-    "flis-hc": {"threshold": 0.6, "momentum": 0.3},
-    "fedavg": {"server_momentum": 0.3, "momentum": 0.5},
-    "fedprox": {"mu": 0.1, "decay": 0.01},
-    "local": {"clip": 0.5},
-    "scaffold": {"momentum": 0.3, "rate": 0.05},
-    "slfed": {"synthetic": 20, "gan_steps": 5},
-    "ifca": {"clusters": 3, "init_retry": 2},
-    "fedem": {"components": 2, "momentum": 0.3},
-    "per-fedavg": {"order": "hessian-free", "rate": 0.05},
-    "fednova": {"momentum": 0.5, "server_rate": 0.9},
-    "feddyn": {"alpha": 0.1, "clip": 1.0},
-    "feddc": {"alpha": 0.1, "momentum": 0.3, "rate": 0.05},
-    "fedfa": {"rate": 0.02},
-    "fedmgda": {"epsilon": 0.1},
-    "clustered-sampling": {"by": "similarity"},
-    "lg-fedavg": {"shares": "not 7", "refresh": True},
-    "ditto": {"mu": 0.5},
-    "fedrep": {"head_epochs": 2.0},
-    "fesem": {"clusters": 2, "layer": "head"},
-    "cfl": {"warmup": 1, "mean_norm": 2.0, "client_norm": 0.0, "gamma": None},
-    "fl-hc": {"cluster_round": 2, "distance": "cosine", "linkage": "average"},
-    "hdbscan": {"cluster_round": 1, "recluster_every": 2, "noise": "global"},
-    "pacfl": {"vectors": 2, "measure": "sum", "threshold": 120.0},
-}
 
 
 def finished(name, engine, augment):
@@ -142,7 +111,7 @@ def test_every_program_agrees_with_the_loop_in_chunks_of_any_size(options):
 
 def test_memory_decides_how_many_clients_are_computed_together():
     few, many = (federation("vectorised", memory=memory)._engine for memory in (2e-5, 1.0))
-    call = coterie.federation.Call(train, np.arange(7))
+    call = coterie.server.federation.Call(train, np.arange(7))
     assert len(few._chunks(call)) > 1
     assert len(many._chunks(call)) == 1
 
@@ -189,7 +158,7 @@ def test_a_client_for_which_memory_never_suffices_is_an_error():
 
 def test_clients_with_most_samples_are_computed_first():
     fed = federation("vectorised", memory=2e-5)
-    call = coterie.federation.Call(train, np.arange(7))
+    call = coterie.server.federation.Call(train, np.arange(7))
     order = np.concatenate(fed._engine._chunks(call))
     assert sorted(order) == list(range(7))
     assert (np.diff(fed.sizes.numpy()[order]) <= 0).all()

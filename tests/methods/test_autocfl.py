@@ -9,10 +9,10 @@ import torch
 
 import coterie
 from coterie import AutoCFL, FedAvg, evidence, grouping
+from coterie.core.errors import SettingsError
 from coterie.data import Split
-from coterie.errors import SettingsError
-from coterie.federation import Answers
-from helpers import close
+from coterie.server.federation import Answers
+from support.worlds import close
 
 DISTANCES = np.array([[0, 1, 9, 10], [1, 0, 8, 9], [9, 8, 0, 1], [10, 9, 1, 0]])
 SAMPLES = [100, 300, 200, 50]
@@ -119,7 +119,7 @@ class TestAdjustment:
         assert adjusted.clients[5]["steps"] > plain.clients[5]["steps"]
 
     def test_epochs_follow_the_losses_of_earlier_rounds_by_the_paper_s_rule(self):
-        from coterie.adjustment import more_epochs
+        from coterie.moves.pacing import more_epochs
 
         fed = two_groups(sizes=(40, 40, 10, 40, 40, 10))
         made = AutoCFL(batch=8, growth=0.7, cluster_round=9)

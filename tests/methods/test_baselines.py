@@ -7,12 +7,13 @@ import pytest
 import torch
 
 import coterie
-from coterie import Scoring, wire
+from coterie import Scoring
+from coterie.core.errors import CoterieError
+from coterie.core.registry import first_line
 from coterie.data import Split
-from coterie.errors import CoterieError
-from coterie.registry import first_line
-from helpers import tensors_of
-from worked import dataset, kept_change, losing, normed, of_sizes, unequal
+from coterie.nets import codec
+from support.worked_examples import dataset, kept_change, losing, normed, of_sizes, unequal
+from support.worlds import tensors_of
 
 METHODS = {
     "fedavg": {},
@@ -173,7 +174,7 @@ def test_running_statistics_are_averaged_and_nothing_else_is_done_to_them(name):
 def test_a_state_survives_being_stored(name):
     fed = unequal(net=normed)
     state = made(name, participation=0.5).fit(fed).state
-    back = wire.load(wire.dump(state), {fed.net.name: fed.net})
+    back = codec.load(codec.dump(state), {fed.net.name: fed.net})
     assert type(back) is type(state)
     before, after = tensors_of(state), tensors_of(back)
     assert before.keys() == after.keys()

@@ -6,15 +6,15 @@ import torch
 
 import coterie
 from coterie import CAFA, FedAvg, evidence, mixing
+from coterie.clients.letters import Letters
+from coterie.clients.programs import evaluate, label_histogram, train
+from coterie.core.errors import SettingsError
 from coterie.data import Split
 from coterie.data.splits import split_rules
-from coterie.errors import SettingsError
-from coterie.federation import Answers, Replies
-from coterie.grouping import kmeans, kmeans_silhouette, largest_group
-from coterie.letters import Letters
 from coterie.methods.cafa import judge
-from coterie.programs import evaluate, label_histogram, train
-from helpers import close
+from coterie.moves.grouping import kmeans, kmeans_silhouette, largest_group
+from coterie.server.federation import Answers, Replies
+from support.worlds import close
 
 
 def labelled(samples=300, classes=5, seed=0):

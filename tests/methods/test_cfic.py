@@ -7,12 +7,12 @@ from torch import nn
 
 import coterie
 from coterie import CFIC, Clients, FedAvg, evidence, sampling
+from coterie.clients.programs import train
+from coterie.core.errors import SettingsError
 from coterie.data import Split
-from coterie.errors import SettingsError
-from coterie.grouping import by_key
 from coterie.methods.cfic import State, dominant_label
-from coterie.programs import train
-from helpers import close
+from coterie.moves.grouping import by_key
+from support.worlds import close
 
 
 class Pair(nn.Module):

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import coterie
-from coterie.errors import SettingsError
-from coterie.evidence import update_cosine
+from coterie.core.errors import SettingsError
 from coterie.methods.cfl import CFL, _across, _place
-from populations import AT_ONCE, at_round, lost, opposed, pulled, pulling, same, uneven
+from coterie.moves.evidence import update_cosine
+from support.federations import AT_ONCE, at_round, lost, opposed, pulled, pulling, same, uneven
 
 FOUR = [(1, 0), (0.9, 0.1), (-1, 0), (-0.9, -0.1)]
 """The worked example: two pairs that pull apart."""

@@ -6,9 +6,9 @@ import torch
 
 import coterie
 from coterie import sampling
-from coterie.programs import train
-from coterie.weights import angles
-from worked import apart, losing, of_sizes, same, unequal
+from coterie.clients.programs import train
+from coterie.nets.stacks import angles
+from support.worked_examples import apart, losing, of_sizes, same, unequal
 
 BOTH = pytest.mark.parametrize("by", ["size", "similarity"])
 

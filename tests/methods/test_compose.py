@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import coterie
+from coterie.clients.programs import train
+from coterie.core.errors import CoterieError, SettingsError
+from coterie.core.registry import options
 from coterie.data import Split
-from coterie.errors import CoterieError, SettingsError
-from coterie.federation import Answers
 from coterie.methods.compose import Alike
-from coterie.mixing import by_samples, personal
-from coterie.programs import train
-from coterie.registry import options
-from populations import at_round, same, uneven
+from coterie.moves.mixing import by_samples, personal
+from coterie.server.federation import Answers
+from support.federations import at_round, same, uneven
 
 LEARN = {"rate": 1.0, "epochs": 3.0}
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import coterie
-from coterie.errors import SettingsError
-from worked import apart, course, kept_model, normed, quadratics, same, unequal
+from coterie.core.errors import SettingsError
+from support.worked_examples import apart, course, kept_model, normed, quadratics, same, unequal
 
 
 @pytest.mark.parametrize("net", ["mlp", normed])

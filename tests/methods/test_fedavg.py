@@ -6,13 +6,14 @@ import torch
 from torch import nn
 
 import coterie
-from coterie import mixing, steps
-from coterie.clients import new_models
+from coterie import mixing
+from coterie.clients.clients import new_models
+from coterie.core.errors import SettingsError
 from coterie.data import Split
-from coterie.errors import SettingsError
+from coterie.moves import server_steps
 from coterie.nets import make_net
-from coterie.weights import Models
-from worked import quadratics, value
+from coterie.nets.stacks import Models
+from support.worked_examples import quadratics, value
 
 
 def data(samples=90, classes=3, seed=0):
@@ -98,16 +99,16 @@ def test_a_strong_pull_keeps_clients_near_the_global_model():
 
 def test_without_server_momentum_and_with_rate_one_the_mean_is_the_model():
     model, mixed = stack([1.0])[0], stack([3.0])[0]
-    new, velocity = steps.momentum(model, mixed, None)
+    new, velocity = server_steps.momentum(model, mixed, None)
     assert new is mixed
     assert velocity is None
 
 
 def test_server_momentum_adds_up():
     # Changes of +2 and then +1 with inertia .5 and rate .1: 1 + .1 * 2 = 1.2, then 1.2 + .1 * (.5 * 2 + 1) = 1.4
-    first, velocity = steps.momentum(stack([1.0])[0], stack([3.0])[0], None, rate=0.1, inertia=0.5)
+    first, velocity = server_steps.momentum(stack([1.0])[0], stack([3.0])[0], None, rate=0.1, inertia=0.5)
     assert first.parameters.item() == pytest.approx(1.2)
-    second, velocity = steps.momentum(first, stack([2.2])[0], velocity, rate=0.1, inertia=0.5)
+    second, velocity = server_steps.momentum(first, stack([2.2])[0], velocity, rate=0.1, inertia=0.5)
     assert second.parameters.item() == pytest.approx(1.4)
     assert velocity.parameters.item() == pytest.approx(2.0)
 
@@ -116,7 +117,7 @@ def test_a_server_step_takes_the_mixed_buffers():
     net = make_net(lambda shape, classes: nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 2)), (2,), 2)
     old, mixed = new_models(net, 0), new_models(net, 0)
     mixed = Models(net, mixed.parameters + 1, mixed.buffers + 7)
-    new, _ = steps.momentum(old, mixed, None, rate=0.5, inertia=0.9)
+    new, _ = server_steps.momentum(old, mixed, None, rate=0.5, inertia=0.9)
     assert torch.equal(new.buffers, mixed.buffers)
     assert torch.allclose(new.parameters, old.parameters + 0.5)
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import coterie
-from coterie.errors import SettingsError
-from worked import course, kept_change, of_sizes, quadratics, same, unequal, value
+from coterie.core.errors import SettingsError
+from support.worked_examples import course, kept_change, of_sizes, quadratics, same, unequal, value
 
 
 @pytest.mark.parametrize("options", [{}, {"participation": 0.5, "momentum": 0.5, "rate": 0.05}, {"serves": "mean"}])

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import coterie
-from coterie.errors import SettingsError
-from worked import apart, course, kept_change, of_sizes, quadratics, same, unequal, value
+from coterie.core.errors import SettingsError
+from support.worked_examples import apart, course, kept_change, of_sizes, quadratics, same, unequal, value
 
 EXACT = {"steps": 50, "rate": 0.4, "clip": 0.0}
 """Enough full-batch steps to stand for an exact minimiser: the slowest error shrinks to .6 in each."""

@@ -8,10 +8,10 @@ import torch
 
 import coterie
 from coterie import Clients, Scoring, program
-from coterie.errors import SettingsError
+from coterie.core.errors import SettingsError
 from coterie.methods.fedem import FedEM, State, train_components
-from coterie.mixing import mixture_shares, responsibilities
-from populations import at_round, opposed, same, uneven
+from coterie.moves.mixing import mixture_shares, responsibilities
+from support.federations import at_round, opposed, same, uneven
 
 
 @program
@@ -134,7 +134,7 @@ def test_a_client_that_never_took_part_finds_its_shares_by_itself():
     accuracy = [client["accuracy"] for client in result.clients]
     fed.begin(1)  # everybody forgets its shares, as if all had just arrived
     fed.start_round(13)
-    scores = coterie.scoring.score(fed, made.serve(fed, result.state), Scoring(), made.local)
+    scores = coterie.server.scoring.score(fed, made.serve(fed, result.state), Scoring(), made.local)
     assert scores.accuracy.mean() >= np.mean(accuracy) - 0.05
     assert scores.accuracy.mean() > 0.75  # even shares of two opposed components would give a half
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 import coterie
 from coterie import program
-from coterie.errors import SettingsError
-from coterie.mixing import by_information
-from worked import apart, course, of_sizes, quadratics, same, unequal, value
+from coterie.core.errors import SettingsError
+from coterie.moves.mixing import by_information
+from support.worked_examples import apart, course, of_sizes, quadratics, same, unequal, value
 
 EQUAL = [0.5, 0.5]
 
@@ -98,11 +98,11 @@ def test_without_a_server_rate_the_model_is_the_weighted_mean_of_one_round():
 def test_clients_report_the_accuracy_of_the_model_that_they_were_sent(monkeypatch):
     fed = unequal()
     seen = []
-    mix = coterie.mixing.by_information
-    monkeypatch.setattr(coterie.mixing, "by_information", lambda *a: seen.append(a) or mix(*a))
+    mix = coterie.moves.mixing.by_information
+    monkeypatch.setattr(coterie.moves.mixing, "by_information", lambda *a: seen.append(a) or mix(*a))
     coterie.FedFa(rounds=1).fit(fed)
     accuracy, frequency, share = seen[0]
-    start = fed.run(coterie.programs.evaluate, shared=fed.new_model(), on="train")
+    start = fed.run(coterie.clients.programs.evaluate, shared=fed.new_model(), on="train")
     assert torch.equal(accuracy, start.accuracy)
     assert frequency.tolist() == [1] * 6
     assert share == 0.5

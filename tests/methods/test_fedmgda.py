@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import coterie
-from coterie.errors import SettingsError
-from coterie.mixing import least_norm
-from coterie.programs import train
-from worked import apart, of_sizes, quadratics, same, unequal, value
+from coterie.clients.programs import train
+from coterie.core.errors import SettingsError
+from coterie.moves.mixing import least_norm
+from support.worked_examples import apart, of_sizes, quadratics, same, unequal, value
 
 AXES = torch.eye(2, dtype=torch.float64)
 UNEQUAL = torch.tensor([0.9, 0.1], dtype=torch.float64)

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 import coterie
-from coterie import steps
-from coterie.errors import SettingsError
-from helpers import normed, world
-from worked import apart, of_sizes, quadratics, same, unequal, value
+from coterie.core.errors import SettingsError
+from coterie.moves import server_steps
+from support.worked_examples import apart, of_sizes, quadratics, same, unequal, value
+from support.worlds import normed, world
 
 
 def test_a_client_with_three_steps_counts_by_its_change_per_step(monkeypatch):
@@ -69,22 +69,22 @@ def test_a_client_that_took_no_step_has_no_say():
     weights = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     lengths = torch.tensor([2.0, 0.0, 5.0])
     mean = weights @ TRAINED
-    found = steps.normalised(START, TRAINED, mean, weights, lengths)
-    alone = steps.normalised(START, TRAINED[[0, 2]], mean, torch.tensor([5 / 7, 2 / 7]), lengths[[0, 2]])
+    found = server_steps.normalised(START, TRAINED, mean, weights, lengths)
+    alone = server_steps.normalised(START, TRAINED[[0, 2]], mean, torch.tensor([5 / 7, 2 / 7]), lengths[[0, 2]])
     assert apart(found, alone) < 1e-7
 
 
 def test_running_statistics_are_a_plain_mean_and_not_divided_by_steps():
     weights = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64)
     mean = weights @ TRAINED
-    found = steps.normalised(START, TRAINED, mean, weights, torch.tensor([1.0, 7.0, 30.0]))
+    found = server_steps.normalised(START, TRAINED, mean, weights, torch.tensor([1.0, 7.0, 30.0]))
     assert torch.equal(found.buffers, mean.buffers)
     assert not torch.allclose(found.parameters, mean.parameters)
 
 
 @pytest.mark.parametrize(("rho", "taken", "weight"), [(0.9, 1, 1), (0.9, 2, 2.9), (0.9, 10, 41.381060), (0.0, 5, 5)])
 def test_the_gradients_in_a_number_of_steps(rho, taken, weight):
-    found = steps.weight_of_steps(torch.tensor([taken], dtype=torch.float64), rho).item()
+    found = server_steps.weight_of_steps(torch.tensor([taken], dtype=torch.float64), rho).item()
     assert found == pytest.approx(weight, abs=1e-6)
     # By definition: a_i adds up what every gradient is multiplied with, 1 + (1 + rho) + (1 + rho + rho^2) + ...
     assert found == pytest.approx(sum(sum(rho**power for power in range(step + 1)) for step in range(taken)), abs=1e-9)

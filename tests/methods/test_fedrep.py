@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import coterie
-from coterie.errors import SettingsError
-from worked import apart, kept_model, normed, same, unequal
+from coterie.core.errors import SettingsError
+from support.worked_examples import apart, kept_model, normed, same, unequal
 
 NETS = pytest.mark.parametrize("net", ["mlp", normed])
 
@@ -70,7 +70,7 @@ def test_clients_predict_with_the_newest_body_under_their_own_head(net):
     assert same(
         served, fed.new_model().patched("body", result.state.body).expand(6).patched("head", own.packed("head"))
     )
-    scored = fed.score(coterie.scoring.score_client, fed.clients, {"models": served}, {})
+    scored = fed.score(coterie.server.scoring.score_client, fed.clients, {"models": served}, {})
     assert [client["loss"] for client in result.clients] == pytest.approx(scored.loss.tolist(), abs=1e-12)
 
 

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 import coterie
-from coterie.clusters import Clusters
-from coterie.errors import SettingsError
+from coterie.clients.programs import train
+from coterie.core.errors import SettingsError
 from coterie.methods.fesem import FeSEM
-from coterie.programs import train
-from populations import AT_ONCE, at_round, lost, opposed, pulled, pulling, same, uneven
+from coterie.server.clusters import Clusters
+from support.federations import AT_ONCE, at_round, lost, opposed, pulled, pulling, same, uneven
 
 BUNDLES = [(5, 0), (5.2, 0), (4.8, 0.1), (-5, 1), (-5.1, 1.2)]
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import coterie
-from coterie.errors import SettingsError
+from coterie.core.errors import SettingsError
 from coterie.methods.fl_hc import FLHC
-from populations import AT_ONCE, at_round, lost, opposed, pulled, pulling, same, uneven
+from support.federations import AT_ONCE, at_round, lost, opposed, pulled, pulling, same, uneven
 
 CORNERS = [(0, 0), (0, 1), (5, 0), (5, 1)]
 

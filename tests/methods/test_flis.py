@@ -5,15 +5,15 @@ import pytest
 import torch
 
 import coterie
-from coterie.clients import Clients
+from coterie.clients.clients import Clients
+from coterie.clients.programs import train
+from coterie.core.errors import CoterieError, SettingsError
 from coterie.data import Split
-from coterie.errors import CoterieError, SettingsError
-from coterie.evidence import inference_similarity
-from coterie.federation import Answers
 from coterie.methods.flis import choose_and_train
-from coterie.programs import train
+from coterie.moves.evidence import inference_similarity
 from coterie.report.tables import compared, run_table
-from populations import at_round, same, uneven
+from coterie.server.federation import Answers
+from support.federations import at_round, same, uneven
 
 BOTH = ["flis-dc", "flis-hc"]
 
@@ -178,7 +178,7 @@ def test_clients_train_the_model_with_the_lowest_loss_and_the_first_of_equals():
     fed = at_round(two_worlds())
     models = fed.new_models(3)
     models = coterie.Models.cat([models, models[:1]])
-    losses = fed.run(coterie.programs.evaluate, shared=models, on="validation").loss
+    losses = fed.run(coterie.clients.programs.evaluate, shared=models, on="validation").loss
     local = coterie.FedAvg(rate=1e-12, epochs=0.01).local
     trained = fed.run(choose_and_train, shared=models, local=local, on="validation").model
     for client in range(8):

@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 import coterie
-from coterie import wire
 from coterie.data import Split
-from populations import at_round, lost, uneven
+from coterie.nets import codec
+from support.federations import at_round, lost, uneven
 
 METHODS = {
     "ifca": {"clusters": 3, "init_retry": 1},
@@ -100,8 +100,8 @@ def test_names_may_be_appended_in_mid_run(name):
 def test_a_state_can_be_stored(name):
     fed = uneven()
     state = made(name).fit(fed).state
-    again = wire.load(wire.dump(state), {fed.net.name: fed.net})
-    assert wire.dump(again) == wire.dump(state)
+    again = codec.load(codec.dump(state), {fed.net.name: fed.net})
+    assert codec.dump(again) == codec.dump(state)
 
 
 @EVERY

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import coterie
-from coterie.errors import SettingsError
+from coterie.core.errors import SettingsError
 from coterie.methods.hdbscan import HDBSCAN
-from populations import AT_ONCE, at_round, lost, opposed, pulled, pulling, same, uneven
+from support.federations import AT_ONCE, at_round, lost, opposed, pulled, pulling, same, uneven
 
 BUNDLES = [(1, 0.02 * n) for n in range(5)] + [(0.02 * n, 1) for n in range(5)]
 """Two bundles of five, at right angles to each other."""
@@ -94,8 +94,10 @@ def test_as_one_cluster_it_is_fedavg_to_the_last_bit():
 def test_clusters_are_found_once_or_anew(monkeypatch):
     pulling(monkeypatch)
     found = []
-    density = coterie.grouping.density
-    monkeypatch.setattr(coterie.grouping, "density", lambda *a, **k: (found.append(len(a[0])), density(*a, **k))[1])
+    density = coterie.moves.grouping.density
+    monkeypatch.setattr(
+        coterie.moves.grouping, "density", lambda *a, **k: (found.append(len(a[0])), density(*a, **k))[1]
+    )
     for every, times in ((0, 1), (1, 4), (2, 2), (3, 2)):
         found.clear()
         HDBSCAN(rounds=5, cluster_round=2, recluster_every=every, participation=0.5, **AT_ONCE).fit(pulled(*BUNDLES))

@@ -6,11 +6,11 @@ import torch
 
 import coterie
 from coterie import Clients
-from coterie.errors import CoterieError, SettingsError
+from coterie.clients.programs import choose
+from coterie.core.errors import CoterieError, SettingsError
 from coterie.methods.ifca import IFCA, State, choose_and_train
-from coterie.programs import choose
-from coterie.weights import Models
-from populations import at_round, opposed, same, uneven
+from coterie.nets.stacks import Models
+from support.federations import at_round, opposed, same, uneven
 
 
 def test_with_one_cluster_it_is_fedavg_to_the_last_bit():
@@ -43,7 +43,7 @@ def test_permuting_the_models_permutes_the_result():
 def test_each_client_trains_the_model_with_the_lowest_training_loss():
     fed = uneven()
     models = fed.new_models(4)
-    losses = fed.run(coterie.programs.evaluate, shared=models, on="train").loss
+    losses = fed.run(coterie.clients.programs.evaluate, shared=models, on="train").loss
     choice = fed.run(choose_and_train, shared=models, local=IFCA().local).choice
     assert choice.tolist() == losses.argmin(dim=1).tolist()
     assert len(set(choice.tolist())) > 1

@@ -5,9 +5,9 @@ import torch
 
 import coterie
 from coterie import Scoring
-from coterie.errors import SettingsError
+from coterie.core.errors import SettingsError
 from coterie.nets import make_net
-from worked import apart, kept_model, normed, same, unequal
+from support.worked_examples import apart, kept_model, normed, same, unequal
 
 NETS = pytest.mark.parametrize("net", ["mlp", normed])
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 import coterie
+from coterie.clients.programs import label_histogram
 from coterie.data import Split
-from coterie.federation import Answers
 from coterie.methods.cfic import dominant_label
-from coterie.programs import label_histogram
+from coterie.server.federation import Answers
 
 METHODS = [
     ("cafa", {}),

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 import coterie
+from coterie.core.errors import SettingsError
 from coterie.data import Split
-from coterie.errors import SettingsError
-from coterie.evidence import subspace_angle
 from coterie.methods.pacfl import PACFL, _leading, describe
-from populations import at_round, lost, same, uneven
+from coterie.moves.evidence import subspace_angle
+from support.federations import at_round, lost, same, uneven
 
 
 def planes(groups=(0, 1) * 3, samples=12, **options):

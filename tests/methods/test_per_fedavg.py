@@ -6,13 +6,14 @@ import torch
 
 import coterie
 from coterie import Scoring
-from coterie.errors import SettingsError
-from coterie.forms import FORMS
+from coterie.core.errors import SettingsError
 from coterie.methods import per_fedavg
 from coterie.methods.per_fedavg import AfterInnerStep, PerFedAvg
-from coterie.training import LocalTraining, cross_entropy
-from helpers import at, close, mlp, normed, quadratic, quadratics, world
-from populations import opposed, same, uneven
+from coterie.training.forms import FORMS
+from coterie.training.local import LocalTraining
+from coterie.training.loop import cross_entropy
+from support.federations import opposed, same, uneven
+from support.worlds import at, close, mlp, normed, quadratic, quadratics, world
 
 
 @pytest.fixture(params=FORMS)

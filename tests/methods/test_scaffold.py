@@ -7,9 +7,9 @@ from torch import nn
 
 import coterie
 from coterie import Clients, program
+from coterie.core.errors import SettingsError
 from coterie.data import Split
-from coterie.errors import SettingsError
-from worked import kept_change, normed
+from support.worked_examples import kept_change, normed
 
 
 class Number(nn.Module):

@@ -10,15 +10,15 @@ from torch import nn
 
 import coterie
 from coterie import Clients, program, sharing, trust
+from coterie.clients.letters import Letters
+from coterie.core.errors import SettingsError
 from coterie.data import Split
-from coterie.errors import SettingsError
-from coterie.evidence import prediction_similarity
-from coterie.federation import KEPT_FINITE, Answers
-from coterie.letters import Letters
 from coterie.methods import slfed
-from coterie.mixing import personal
-from coterie.weights import Stack
-from helpers import mlp, world
+from coterie.moves.evidence import prediction_similarity
+from coterie.moves.mixing import personal
+from coterie.nets.stacks import Stack
+from coterie.server.federation import KEPT_FINITE, Answers
+from support.worlds import mlp, world
 
 QUICK = {"synthetic": 40, "gan_steps": 10, "batch": 8}
 

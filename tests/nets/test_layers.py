@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call, vmap
 
-from coterie.errors import SettingsError
+from coterie.core.errors import SettingsError
 from coterie.nets.layers import BatchNorm, Dropout, MaxPool2d, Pass, adopt, passing
 
 SHAPES = {nn.BatchNorm1d: (6, 3), nn.BatchNorm2d: (6, 3, 4, 5), nn.BatchNorm3d: (4, 3, 2, 3, 2)}

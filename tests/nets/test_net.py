@@ -11,11 +11,11 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 from torch.func import vmap
 
-from coterie.errors import SettingsError
+from coterie.core.errors import SettingsError
 from coterie.nets import BatchNorm, make_net
 from coterie.nets.layers import Pass
 from coterie.nets.net import Layout
-from helpers import close, linear, mlp, normed
+from support.worlds import close, linear, mlp, normed
 
 
 def rng(seed=0):
@@ -283,7 +283,7 @@ def test_any_callable_can_be_a_factory():
 
     assert make_net(functools.partial(linear), (4,), 3).parameters.total == 15
     assert make_net(Factory(), (4,), 3).parameters.total == 15
-    assert make_net(linear, (4,), 3).name == "helpers:linear"
+    assert make_net(linear, (4,), 3).name == "support.worlds:linear"
 
 
 # Layers and parts

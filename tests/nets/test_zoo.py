@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from coterie.errors import SettingsError
+from coterie.core.errors import SettingsError
+from coterie.core.registry import first_line
 from coterie.nets import make_net, nets
 from coterie.nets.layers import Pass
-from coterie.registry import first_line
 
 MNIST, CIFAR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coterie.errors import SettingsError
-from coterie.lab import recipes
-from coterie.lab.campaign import Results
-from coterie.lab.folder import StoredRun
-from coterie.lab.study import FigureSpec
-from coterie.registry import options
+from coterie.core.errors import SettingsError
+from coterie.core.registry import options
+from coterie.papers import recipes
 from coterie.report.figures import NotRecordedError, Plot, asked, draw, kinds, save, style, svg
 from coterie.report.figures.records import gains, setting
+from coterie.runs.folder import StoredRun
+from coterie.studies.campaign import Results
+from coterie.studies.study import FigureSpec
 
 
 def stored(method="fedavg", seed=0, rounds=(), clients=(), groups=(), insights=(), summary=None, path="run", **told):
@@ -390,7 +390,7 @@ def test_labels_of_real_sites_are_theirs(real):
 
 
 def test_labels_that_nobody_recorded_are_those_of_the_split(tmp_path):
-    from coterie.settings import Settings
+    from coterie.runs.settings import Settings
 
     settings = Settings.of({"clients": 3, "limit": 90, "net": "logistic"}, "fedavg")[0]
     run = StoredRun(tmp_path, settings.resolved().table(), {}, [], [], [])
@@ -401,7 +401,7 @@ def test_labels_that_nobody_recorded_are_those_of_the_split(tmp_path):
 
 
 def test_labels_are_those_of_clients_that_arrive_late_too(tmp_path):
-    from coterie.settings import Settings
+    from coterie.runs.settings import Settings
 
     given = {"clients": 3, "limit": 90, "net": "logistic", "rounds": 120, "arrivals": "2:60"}
     table = Settings.of(given, "fedavg")[0].resolved().table()

@@ -6,11 +6,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from coterie.lab import compare
 from coterie.report import page
 from coterie.report.comparison import write_comparison
 from coterie.report.figures import style
-from coterie.settings import Settings
+from coterie.runs.comparison import compare
+from coterie.runs.settings import Settings
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 

@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from coterie.errors import SettingsError
-from coterie.lab.folder import StoredRun
+from coterie.core.errors import SettingsError
 from coterie.report.figures import NotRecordedError, kinds, svg
+from coterie.runs.folder import StoredRun
 
 
 @pytest.fixture

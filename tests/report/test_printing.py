@@ -26,7 +26,7 @@ from coterie.report.printing import (
     terminal,
 )
 from coterie.report.results import Findings, Verdict, orderings, result_table, summarised
-from findings import AXES, example, seeds, table_of
+from support.study_tables import AXES, example, seeds, table_of
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from coterie.lab import RunFolder, StoredRun, compare
 from coterie.report import page, sections
 from coterie.report.runs import by_name, write_report
-from coterie.settings import Settings
+from coterie.runs.comparison import compare
+from coterie.runs.folder import RunFolder, StoredRun
+from coterie.runs.settings import Settings
 
 METHODS = ("local", "fedavg", "autocfl", "cafa", "slfed", "flis-dc")
 TINY = {"clients": 6, "net": "logistic", "limit": 400, "rounds": 4, "split": "autocfl-label", "server_samples": 20}

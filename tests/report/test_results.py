@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coterie.lab.campaign import Campaign
-from coterie.lab.study import Study
 from coterie.report.results import (
     Claim,
     Findings,
@@ -20,7 +18,9 @@ from coterie.report.results import (
     study_tables,
     summarised,
 )
-from findings import AXES, example, seeds, stored, table_of
+from coterie.studies.campaign import Campaign
+from coterie.studies.study import Study
+from support.study_tables import AXES, example, seeds, stored, table_of
 
 
 def cell(table, *labels, value=None):

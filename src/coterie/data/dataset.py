@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from coterie.errors import DataError
-from coterie.randomness import generator
+from coterie.core.errors import DataError
+from coterie.core.randomness import generator
 
 __all__ = ["Dataset"]
 

@@ -4,11 +4,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from coterie.core.errors import CoterieError, DataError, SettingsError, unknown
 from coterie.data.dataset import Dataset
 from coterie.data.own import from_folder, from_npz
 from coterie.data.sources import sources
 from coterie.data.storage import data_folder
-from coterie.errors import CoterieError, DataError, SettingsError, unknown
 
 __all__ = ["load"]
 

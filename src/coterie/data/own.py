@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
+from coterie.core.errors import DataError, SettingsError
 from coterie.data.dataset import Dataset
 from coterie.data.readers import read_npz
-from coterie.errors import DataError, SettingsError
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 
-from coterie.errors import DataError
+from coterie.core.errors import DataError
 
 __all__ = [
     "read_cifar",

@@ -13,12 +13,12 @@ from typing import ClassVar
 
 import numpy as np
 
+from coterie.core.errors import SettingsError
+from coterie.core.randomness import generator
+from coterie.core.registry import Registry
 from coterie.data import readers
 from coterie.data.dataset import Dataset
 from coterie.data.storage import Collection, Download, PublishedFile
-from coterie.errors import SettingsError
-from coterie.randomness import generator
-from coterie.registry import Registry
 
 __all__ = [
     "CIFAR10",

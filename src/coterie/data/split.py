@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from coterie.core.errors import DataError, SettingsError, unknown
+from coterie.core.randomness import generator
+from coterie.core.registry import Registry
 from coterie.data.dataset import Dataset
-from coterie.errors import DataError, SettingsError, unknown
-from coterie.randomness import generator
-from coterie.registry import Registry
 
 __all__ = ["TRANSFORMS", "Split", "SplitRule", "split_rules"]
 

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import platformdirs
 
-from coterie.errors import DataError
+from coterie.core.errors import DataError
 
 __all__ = ["Collection", "Download", "PublishedFile", "data_folder", "fetch", "unpack", "verified"]
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import tomli_w
 
+from coterie.core.errors import SettingsError
+from coterie.core.files import write_whole
 from coterie.deploy.server import Deployment
 from coterie.deploy.site import ALLOWED
-from coterie.errors import SettingsError
-from coterie.lab.folder import write_whole
-from coterie.settings import FORMAT
+from coterie.runs.settings import FORMAT
 
 __all__ = ["site_table", "write_app"]
 

@@ -16,7 +16,7 @@ from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
 
 __all__ = ["Control"]
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
+from coterie.core.errors import CoterieError, SettingsError
+from coterie.core.files import write_whole
 from coterie.data.population import Population, Shard, scaling_of
 from coterie.deploy.app import site_table, write_app
 from coterie.deploy.control import Control
@@ -17,10 +19,9 @@ from coterie.deploy.server import Deployment
 from coterie.deploy.site import PARTS
 from coterie.engines.flower.certs import ServerFiles, make_certificates
 from coterie.engines.flower.engine import Task, Waiting
-from coterie.errors import CoterieError, SettingsError
-from coterie.fitting import Record
-from coterie.lab.folder import StoredRun, read_lines, write_whole
-from coterie.settings import Settings
+from coterie.runs.folder import StoredRun, read_lines
+from coterie.runs.settings import Settings
+from coterie.server.fitting import Record
 
 __all__ = ["LocalFederation", "deployment_of", "follow", "prepare"]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from uuid import uuid4
 
+from coterie.core.errors import CoterieError
 from coterie.deploy.control import Control
 from coterie.engines.flower.certs import ServerFiles
-from coterie.errors import CoterieError
 
 __all__ = ["Process", "Processes", "free_port", "start_superlink", "superlink_command"]
 

@@ -9,25 +9,26 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from coterie import __version__
-from coterie.data.population import Division, Pool, Population, Shard, populate
+from coterie._version import __version__
+from coterie.core.errors import SettingsError, unknown
+from coterie.core.registry import checked
+from coterie.data.division import Division
+from coterie.data.population import Pool, Population, Shard, populate
 from coterie.data.split import Split
 from coterie.deploy.site import load_own, scaled
 from coterie.engines.chunk import Site
 from coterie.engines.flower.engine import FlowerEngine, RoundLostError, Task, Transport, Waiting
 from coterie.engines.simulation.engine import Computing, server_parts
-from coterie.errors import SettingsError, unknown
-from coterie.federation import Federation
-from coterie.fitting import Checkpoint, Observer, Record, Result, fit
-from coterie.forms import form_named
-from coterie.lab.folder import RunFolder
-from coterie.method import Method
 from coterie.methods import methods
 from coterie.nets import make_net
 from coterie.nets.net import Net
-from coterie.registry import checked
-from coterie.scoring import Scoring
-from coterie.settings import FORMAT, as_toml, check_format, made_of, read_table, section_of
+from coterie.runs.folder import RunFolder
+from coterie.runs.settings import FORMAT, as_toml, check_format, made_of, read_table, section_of
+from coterie.server.federation import Federation
+from coterie.server.fitting import Checkpoint, Observer, Record, Result, fit
+from coterie.server.method import Method
+from coterie.server.scoring import Scoring
+from coterie.training.forms import form_named
 
 __all__ = ["Deployment", "Store", "carry_through", "logged", "run_over"]
 

@@ -8,19 +8,20 @@ from typing import Any, cast
 
 import numpy as np
 
+from coterie.core.errors import DataError, SettingsError
+from coterie.core.registry import checked, options
 from coterie.data.dataset import Dataset
+from coterie.data.division import Division
 from coterie.data.loading import load
-from coterie.data.population import Division, Pool, Population, Shard, populate
+from coterie.data.population import Pool, Population, Shard, populate
 from coterie.data.readers import read_npz
 from coterie.data.split import Split
 from coterie.engines.chunk import Site
 from coterie.engines.flower.site import RealSite, Rules
 from coterie.engines.simulation import Computing
-from coterie.errors import DataError, SettingsError
-from coterie.forms import form_named
 from coterie.nets import make_net
-from coterie.registry import checked, options
-from coterie.settings import check_format, made_of, read_table, section_of
+from coterie.runs.settings import check_format, made_of, read_table, section_of
+from coterie.training.forms import form_named
 
 __all__ = ["ALLOWED", "PARTS", "SiteSettings", "load_own", "scaled"]
 

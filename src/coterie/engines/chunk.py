@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.clients import Clients, Known, Round
+from coterie.clients.clients import Clients, Known, Round
+from coterie.clients.letters import Letter, Letters
+from coterie.clients.memory import Memory, Value
+from coterie.core.errors import CoterieError, ProgramError
 from coterie.data.population import Pool, Shard
-from coterie.errors import CoterieError, ProgramError
-from coterie.federation import KEPT_FINITE, Call
-from coterie.forms import Form
-from coterie.letters import Letter, Letters
-from coterie.memory import Memory, Value
 from coterie.nets.net import Net
-from coterie.weights import Models, Stack
+from coterie.nets.stacks import Models, Stack
+from coterie.server.federation import KEPT_FINITE, Call
+from coterie.training.forms import Form
 
 __all__ = ["Host", "Result", "Site", "device_of", "joined", "part_of", "run_chunk"]
 

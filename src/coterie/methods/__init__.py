@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 
-from coterie.method import methods
+from coterie.server.method import methods
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

@@ -2,7 +2,8 @@
 
 Gong, Xing, Liu, Xi and Chen, "Adaptive client clustering for efficient federated learning over non-IID and imbalanced
 data", IEEE Transactions on Big Data 2024. A few rounds of FedAvg, in which clients that lag behind train longer (see
-`coterie.adjustment`); then clients are clustered once, without a number of clusters; then FedAvg inside every cluster.
+`coterie.moves.pacing`); then clients are clustered once, without a number of clusters; then FedAvg inside every
+cluster.
 
 | symbol | here |
 |---|---|
@@ -36,16 +37,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie import adjustment, evidence, grouping
-from coterie.adjustment import Pace, train_for
-from coterie.arrays import everywhere
-from coterie.clusters import Clusters
-from coterie.errors import SettingsError
-from coterie.federation import Federation, Replies
-from coterie.method import Method, method
-from coterie.serving import Served
-from coterie.weights import Models
-from coterie.wire import state
+from coterie.core.arrays import everywhere
+from coterie.core.errors import SettingsError
+from coterie.core.records import state
+from coterie.moves import evidence, grouping, pacing
+from coterie.moves.pacing import Pace, train_for
+from coterie.nets.stacks import Models
+from coterie.server.clusters import Clusters
+from coterie.server.federation import Federation, Replies
+from coterie.server.method import Method, method
+from coterie.server.serving import Served
 
 __all__ = ["AutoCFL"]
 
@@ -114,11 +115,11 @@ class AutoCFL(Method):
 
     def begin(self, fed: Federation) -> State:
         """A fresh model in one cluster of all clients, and the same number of epochs for everybody."""
-        return State(adjustment.begin(len(fed.names), self.epochs), Clusters.one(fed.new_model(), fed))
+        return State(pacing.begin(len(fed.names), self.epochs), Clusters.one(fed.new_model(), fed))
 
     def round(self, fed: Federation, state: State) -> State:
         """One model for all, until losses say that clients can be clustered; then FedAvg inside every cluster."""
-        pace = adjustment.grown(state.pace, len(fed.names), self.epochs)
+        pace = pacing.grown(state.pace, len(fed.names), self.epochs)
         if state.origin is None:
             return self._adjusting(fed, state.clusters.models[0], pace)
         cohort = np.union1d(state.clusters.sample(fed, self.participation), state.clusters.missing(fed))
@@ -132,7 +133,7 @@ class AutoCFL(Method):
     def _adjusting(self, fed: Federation, model: Models, pace: Pace) -> State:
         """All clients train from one model; they are clustered, or their epochs adjusted."""
         replies = self._train(fed, fed.clients, model, pace.epochs[fed.clients])
-        pace = adjustment.observed(pace, replies.clients, replies.loss)
+        pace = pacing.observed(pace, replies.clients, replies.loss)
         distance = evidence.weight_distance(replies.model, layer="last")
         seen = torch.from_numpy(distance), torch.from_numpy(replies.clients)
         if self._ready(fed.round, pace):
@@ -140,13 +141,13 @@ class AutoCFL(Method):
             clusters = Clusters.found(fed, replies, found)
             return State(pace, clusters, model, clusters.models.part("head"), *seen)
         if self.adjust:
-            pace = adjustment.adjusted(pace, fed.sizes, self.growth, self.capped)
+            pace = pacing.adjusted(pace, fed.sizes, self.growth, self.capped)
         return State(pace, Clusters.one(replies.average(), fed), None, None, *seen)
 
     def _ready(self, number: int, pace: Pace) -> bool:
         if self.stop == "round":
             return number >= self.cluster_round
-        return adjustment.rises(pace) or number >= self.last_round
+        return pacing.rises(pace) or number >= self.last_round
 
     def _joined(self, fed: Federation, state: State, clusters: Clusters, replies: Replies) -> Clusters:
         """The clusters with those that trained from the model before clustering because they were in none."""
@@ -172,4 +173,4 @@ class AutoCFL(Method):
         found: dict[str, Any] = (
             {} if state.distance is None else {"distance": everywhere(state.distance, state.compared, len(fed.names))}
         )
-        return found | adjustment.insight(state.pace) | {"clusters": state.clusters.of(fed)}
+        return found | pacing.insight(state.pace) | {"clusters": state.clusters.of(fed)}

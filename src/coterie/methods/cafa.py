@@ -33,18 +33,19 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from coterie import evidence, grouping, mixing, sampling, serving
-from coterie.clients import Clients
-from coterie.errors import NoAnswerError, SettingsError
-from coterie.federation import Federation, Replies
-from coterie.grouping import Grouping, Silhouette
-from coterie.letters import Letter
-from coterie.method import Method, method
-from coterie.programs import Outputs, evaluate, label_histogram, program, train
-from coterie.serving import Served
-from coterie.training import LocalTraining
-from coterie.weights import Models
-from coterie.wire import state
+from coterie.clients.clients import Clients
+from coterie.clients.letters import Letter
+from coterie.clients.programs import Outputs, evaluate, label_histogram, program, train
+from coterie.core.errors import NoAnswerError, SettingsError
+from coterie.core.records import state
+from coterie.moves import evidence, grouping, mixing, sampling
+from coterie.moves.grouping import Grouping, Silhouette
+from coterie.nets.stacks import Models
+from coterie.server import serving
+from coterie.server.federation import Federation, Replies
+from coterie.server.method import Method, method
+from coterie.server.serving import Served
+from coterie.training.local import LocalTraining
 
 __all__ = ["CAFA"]
 

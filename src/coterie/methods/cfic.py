@@ -35,16 +35,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from coterie import evidence, grouping, mixing, sampling, serving, steps
-from coterie.clients import Clients
-from coterie.errors import NoAnswerError, SettingsError
-from coterie.federation import Federation, Replies
-from coterie.grouping import Grouping
-from coterie.method import Method, method
-from coterie.programs import Outputs, program, train
-from coterie.serving import Served
-from coterie.weights import Changes, Models
-from coterie.wire import state
+from coterie.clients.clients import Clients
+from coterie.clients.programs import Outputs, program, train
+from coterie.core.errors import NoAnswerError, SettingsError
+from coterie.core.records import state
+from coterie.moves import evidence, grouping, mixing, sampling, server_steps
+from coterie.moves.grouping import Grouping
+from coterie.nets.stacks import Changes, Models
+from coterie.server import serving
+from coterie.server.federation import Federation, Replies
+from coterie.server.method import Method, method
+from coterie.server.serving import Served
 
 __all__ = ["CFIC"]
 
@@ -140,7 +141,7 @@ def _direction(model: Models, replies: Replies, labels: Tensor) -> Changes:
     clusters = grouping.by_key(labels).matrix
     models = mixing.by_samples(replies.samples, clusters) @ replies.model  # g_i
     samples = clusters @ replies.samples.numpy()  # n_i
-    return steps.direction(model, models, samples / samples.sum())
+    return server_steps.direction(model, models, samples / samples.sum())
 
 
 @program

@@ -37,14 +37,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from coterie import evidence, grouping, mixing, serving
-from coterie.errors import SettingsError
-from coterie.federation import Federation
-from coterie.method import Method, method
-from coterie.programs import train
-from coterie.serving import Served
-from coterie.weights import Changes, Models
-from coterie.wire import state
+from coterie.clients.programs import train
+from coterie.core.errors import SettingsError
+from coterie.core.records import state
+from coterie.moves import evidence, grouping, mixing
+from coterie.nets.stacks import Changes, Models
+from coterie.server import serving
+from coterie.server.federation import Federation
+from coterie.server.method import Method, method
+from coterie.server.serving import Served
 
 __all__ = ["CFL"]
 

@@ -25,13 +25,14 @@ from typing import Literal
 import numpy as np
 import torch
 
-from coterie import mixing, sampling, serving
-from coterie.federation import Federation, Replies
-from coterie.method import Method, method
-from coterie.programs import train
-from coterie.serving import Served
-from coterie.weights import Changes, Models, angles
-from coterie.wire import state
+from coterie.clients.programs import train
+from coterie.core.records import state
+from coterie.moves import mixing, sampling
+from coterie.nets.stacks import Changes, Models, angles
+from coterie.server import serving
+from coterie.server.federation import Federation, Replies
+from coterie.server.method import Method, method
+from coterie.server.serving import Served
 
 __all__ = ["ClusteredSampling"]
 

@@ -36,11 +36,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from coterie import serving
-from coterie.errors import SettingsError
-from coterie.evidence import dominant_label, inference_similarity, label_shares, update_cosine, weight_distance
-from coterie.federation import Federation, Replies
-from coterie.grouping import (
+from coterie.clients.programs import choose, label_histogram, train
+from coterie.core.errors import SettingsError
+from coterie.core.records import state
+from coterie.moves.evidence import dominant_label, inference_similarity, label_shares, update_cosine, weight_distance
+from coterie.moves.grouping import (
     Grouping,
     bipartition,
     by_key,
@@ -52,12 +52,12 @@ from coterie.grouping import (
     neighbourhoods,
     vote,
 )
-from coterie.method import Method, method
-from coterie.mixing import personal
-from coterie.programs import choose, label_histogram, train
-from coterie.serving import Served
-from coterie.weights import Models, distances
-from coterie.wire import state
+from coterie.moves.mixing import personal
+from coterie.nets.stacks import Models, distances
+from coterie.server import serving
+from coterie.server.federation import Federation, Replies
+from coterie.server.method import Method, method
+from coterie.server.serving import Served
 
 __all__ = ["Compose"]
 

@@ -13,16 +13,16 @@ w_t is what it was sent. What travels, and what the server learns, is as in FedA
 steps. A client that has not taken part yet predicts with the initial model.
 """
 
-from coterie import serving
-from coterie.clients import Clients
-from coterie.errors import SettingsError
-from coterie.federation import Federation
-from coterie.method import method
+from coterie.clients.clients import Clients
+from coterie.clients.programs import Outputs, program
+from coterie.core.errors import SettingsError
 from coterie.methods.fedavg import FedAvg, State
-from coterie.programs import Outputs, program
-from coterie.serving import Served
-from coterie.training import LocalTraining
-from coterie.weights import Models
+from coterie.nets.stacks import Models
+from coterie.server import serving
+from coterie.server.federation import Federation
+from coterie.server.method import method
+from coterie.server.serving import Served
+from coterie.training.local import LocalTraining
 
 __all__ = ["Ditto"]
 

@@ -10,14 +10,15 @@ its trained model and once, when it joins, its number of samples.
 
 from typing import Literal
 
-from coterie import serving, steps
-from coterie.errors import SettingsError
-from coterie.federation import Federation, Replies
-from coterie.method import Method, method
-from coterie.programs import train
-from coterie.serving import Served
-from coterie.weights import Changes, Models
-from coterie.wire import state
+from coterie.clients.programs import train
+from coterie.core.errors import SettingsError
+from coterie.core.records import state
+from coterie.moves import server_steps
+from coterie.nets.stacks import Changes, Models
+from coterie.server import serving
+from coterie.server.federation import Federation, Replies
+from coterie.server.method import Method, method
+from coterie.server.serving import Served
 
 __all__ = ["FedAvg"]
 
@@ -62,7 +63,7 @@ class FedAvg(Method):
     def step(self, state: State, replies: Replies) -> State:
         """The server's step, from what the cohort sent."""
         mean = replies.average(self.weighting)
-        return State(*steps.momentum(state.model, mean, state.velocity, self.server_rate, self.server_momentum))
+        return State(*server_steps.momentum(state.model, mean, state.velocity, self.server_rate, self.server_momentum))
 
     def serve(self, fed: Federation, state: State) -> Served:
         """The one model."""

@@ -15,17 +15,17 @@ the mean of the cohort's models plus the mean drift of all clients: without the 
 step. Two models travel each way, as in SCAFFOLD, whose server learns as much.
 """
 
-from coterie import steps
-from coterie.clients import Clients
-from coterie.errors import SettingsError
-from coterie.federation import Federation
-from coterie.method import method
+from coterie.clients.clients import Clients
+from coterie.clients.programs import Outputs, program
+from coterie.core.errors import SettingsError
+from coterie.core.records import state
 from coterie.methods.feddyn import FedDyn
 from coterie.methods.feddyn import State as DynamicState
-from coterie.programs import Outputs, program
-from coterie.training import LocalTraining
-from coterie.weights import Changes, Models
-from coterie.wire import state
+from coterie.moves import server_steps
+from coterie.nets.stacks import Changes, Models
+from coterie.server.federation import Federation
+from coterie.server.method import method
+from coterie.training.local import LocalTraining
 
 __all__ = ["FedDC"]
 
@@ -67,7 +67,7 @@ class FedDC(FedDyn):
         replies = fed.run(corrected_training, cohort, shared=inputs, local=self.local, alpha=self.alpha, length=length)
         clients, control = max(state.clients, len(fed.clients)), state.control
         if self.correction:
-            control = steps.mean_over_all(control, state.clients, replies.control_change, clients)
+            control = server_steps.mean_over_all(control, state.clients, replies.control_change, clients)
         moved = self.step(state, replies, clients)
         return State(moved.model, moved.mean, moved.drift, clients, control)
 
@@ -93,7 +93,7 @@ def corrected_training(
     clients.keep(drift=drift + (trained.models - start))
     if control is None:
         return {"model": trained.models}
-    gradients = steps.weight_of_steps(trained.steps, local.momentum) * local.rate
-    new = steps.control_variate(own, control, start, trained.models, gradients if length is None else length)
+    gradients = server_steps.weight_of_steps(trained.steps, local.momentum) * local.rate
+    new = server_steps.control_variate(own, control, start, trained.models, gradients if length is None else length)
     clients.keep(control=new)
     return {"model": trained.models, "control_change": new - own}

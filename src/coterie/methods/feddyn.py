@@ -18,16 +18,17 @@ the paper; the authors' code divides alpha by a client's size in units of the me
 
 from typing import Literal
 
-from coterie import serving, steps
-from coterie.clients import Clients
-from coterie.errors import SettingsError
-from coterie.federation import Federation, Replies
-from coterie.method import Method, method
-from coterie.programs import Outputs, program
-from coterie.serving import Served
-from coterie.training import LocalTraining
-from coterie.weights import Changes, Models
-from coterie.wire import state
+from coterie.clients.clients import Clients
+from coterie.clients.programs import Outputs, program
+from coterie.core.errors import SettingsError
+from coterie.core.records import state
+from coterie.moves import server_steps
+from coterie.nets.stacks import Changes, Models
+from coterie.server import serving
+from coterie.server.federation import Federation, Replies
+from coterie.server.method import Method, method
+from coterie.server.serving import Served
+from coterie.training.local import LocalTraining
 
 __all__ = ["FedDyn"]
 
@@ -76,7 +77,7 @@ class FedDyn(Method):
     def step(self, state: State, replies: Replies, clients: int) -> State:
         """The server's step, from what the cohort sent; there are so many clients in all."""
         mean, changes = replies.average("uniform"), replies.model - state.model
-        drift = steps.mean_over_all(state.drift, state.clients, changes, clients)
+        drift = server_steps.mean_over_all(state.drift, state.clients, changes, clients)
         return State(mean + drift, mean, drift, clients)
 
     def serve(self, fed: Federation, state: State) -> Served:

@@ -18,16 +18,17 @@ are zero, all count alike.
 
 import torch
 
-from coterie import mixing, serving, steps
-from coterie.clients import Clients
-from coterie.errors import SettingsError
-from coterie.federation import Federation
-from coterie.method import Method, method
-from coterie.programs import Outputs, program
-from coterie.serving import Served
-from coterie.training import LocalTraining
-from coterie.weights import Changes, Models
-from coterie.wire import state
+from coterie.clients.clients import Clients
+from coterie.clients.programs import Outputs, program
+from coterie.core.errors import SettingsError
+from coterie.core.records import state
+from coterie.moves import mixing, server_steps
+from coterie.nets.stacks import Changes, Models
+from coterie.server import serving
+from coterie.server.federation import Federation
+from coterie.server.method import Method, method
+from coterie.server.serving import Served
+from coterie.training.local import LocalTraining
 
 __all__ = ["FedFa"]
 
@@ -82,7 +83,7 @@ class FedFa(Method):
         rate = self.rate if self.server_rate is None else self.server_rate
         mixed = weights @ replies.model
         sign = -1 if self.compat else 1
-        return State(*steps.beyond(state.model, mixed, state.velocity, sign * rate, self.server_momentum))
+        return State(*server_steps.beyond(state.model, mixed, state.velocity, sign * rate, self.server_momentum))
 
     def serve(self, fed: Federation, state: State) -> Served:
         """The one model."""

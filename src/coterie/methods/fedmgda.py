@@ -19,14 +19,15 @@ gives away in FedAvg.
 
 import torch
 
-from coterie import mixing, serving
-from coterie.errors import SettingsError
-from coterie.federation import Federation
-from coterie.method import Method, method
-from coterie.programs import train
-from coterie.serving import Served
-from coterie.weights import Models
-from coterie.wire import state
+from coterie.clients.programs import train
+from coterie.core.errors import SettingsError
+from coterie.core.records import state
+from coterie.moves import mixing
+from coterie.nets.stacks import Models
+from coterie.server import serving
+from coterie.server.federation import Federation
+from coterie.server.method import Method, method
+from coterie.server.serving import Served
 
 __all__ = ["FedMGDA"]
 

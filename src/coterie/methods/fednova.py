@@ -16,15 +16,15 @@ how many steps it took. Public code (FLGo) divides by the steps even with moment
 tau_eff can be large enough to diverge, as published tables show (10.0% in NIID-Bench): then lower `server_rate`.
 """
 
-from coterie import steps
-from coterie.clients import Clients
-from coterie.errors import SettingsError
-from coterie.federation import Federation, Replies
-from coterie.method import method
+from coterie.clients.clients import Clients
+from coterie.clients.programs import Outputs, program
+from coterie.core.errors import SettingsError
 from coterie.methods.fedavg import FedAvg, State
-from coterie.programs import Outputs, program
-from coterie.training import LocalTraining
-from coterie.weights import Models
+from coterie.moves import server_steps
+from coterie.nets.stacks import Models
+from coterie.server.federation import Federation, Replies
+from coterie.server.method import method
+from coterie.training.local import LocalTraining
 
 __all__ = ["FedNova"]
 
@@ -48,12 +48,12 @@ class FedNova(FedAvg):
     def step(self, state: State, replies: Replies) -> State:
         """The server's step, from what the cohort sent."""
         mean, weights = replies.average(self.weighting), replies.weights(self.weighting)
-        mixed = steps.normalised(state.model, replies.model, mean, weights, replies.gradients)
-        return State(*steps.momentum(state.model, mixed, state.velocity, self.server_rate, self.server_momentum))
+        mixed = server_steps.normalised(state.model, replies.model, mean, weights, replies.gradients)
+        return State(*server_steps.momentum(state.model, mixed, state.velocity, self.server_rate, self.server_momentum))
 
 
 @program
 def train_and_count(clients: Clients, start: Models, local: LocalTraining) -> Outputs:
     """Train, and say how many gradients the change adds up."""
     trained = clients.train(start, local)
-    return {"model": trained.models, "gradients": steps.weight_of_steps(trained.steps, local.momentum)}
+    return {"model": trained.models, "gradients": server_steps.weight_of_steps(trained.steps, local.momentum)}

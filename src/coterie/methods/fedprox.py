@@ -6,11 +6,11 @@ Clients lower F_k(w) + mu/2 |w - w_t|^2 (Eq. 2), where w_t is the model they wer
 client gives away what it does in FedAvg.
 """
 
-from coterie.errors import SettingsError
-from coterie.federation import Federation
-from coterie.method import method
+from coterie.clients.programs import train
+from coterie.core.errors import SettingsError
 from coterie.methods.fedavg import FedAvg, State
-from coterie.programs import train
+from coterie.server.federation import Federation
+from coterie.server.method import method
 
 __all__ = ["FedProx"]
 

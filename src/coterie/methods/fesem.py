@@ -20,14 +20,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from coterie import grouping, mixing
-from coterie.clusters import Clusters
-from coterie.errors import SettingsError
-from coterie.federation import Federation, Replies
-from coterie.method import Method, method
-from coterie.programs import train
-from coterie.serving import Served
-from coterie.weights import Models
+from coterie.clients.programs import train
+from coterie.core.errors import SettingsError
+from coterie.moves import grouping, mixing
+from coterie.nets.stacks import Models
+from coterie.server.clusters import Clusters
+from coterie.server.federation import Federation, Replies
+from coterie.server.method import Method, method
+from coterie.server.serving import Served
 
 __all__ = ["FeSEM"]
 

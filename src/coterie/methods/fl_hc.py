@@ -24,16 +24,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-from coterie import adjustment, evidence, grouping
-from coterie.adjustment import Pace, train_for
-from coterie.clusters import Clusters
-from coterie.errors import SettingsError
-from coterie.federation import Federation, Replies
-from coterie.method import Method, method
-from coterie.programs import train
-from coterie.serving import Served
-from coterie.weights import Changes, Models
-from coterie.wire import state
+from coterie.clients.programs import train
+from coterie.core.errors import SettingsError
+from coterie.core.records import state
+from coterie.moves import evidence, grouping, pacing
+from coterie.moves.pacing import Pace, train_for
+from coterie.nets.stacks import Changes, Models
+from coterie.server.clusters import Clusters
+from coterie.server.federation import Federation, Replies
+from coterie.server.method import Method, method
+from coterie.server.serving import Served
 
 __all__ = ["FLHC"]
 
@@ -100,13 +100,13 @@ class FLHC(Method):
 
     def begin(self, fed: Federation) -> State:
         """All clients in one cluster, with a fresh model."""
-        pace = adjustment.begin(len(fed.names), self.epochs) if self.adjust else None
+        pace = pacing.begin(len(fed.names), self.epochs) if self.adjust else None
         return State(Clusters.one(fed.new_model(), fed), pace=pace)
 
     def round(self, fed: Federation, state: State) -> State:
         """FedAvg inside every cluster; in one round, clustering."""
         if state.pace is not None:
-            state = replace(state, pace=adjustment.grown(state.pace, len(fed.names), self.epochs))
+            state = replace(state, pace=pacing.grown(state.pace, len(fed.names), self.epochs))
         if state.origin is None and fed.round >= self.cluster_round:
             return self._clustered(fed, state)
         clusters = state.clusters
@@ -116,8 +116,8 @@ class FLHC(Method):
         replies = self._train(fed, state, cohort, clusters.start(fed, cohort, otherwise=state.origin))
         pace = state.pace
         if pace is not None and state.origin is None:
-            pace = adjustment.observed(pace, replies.clients, replies.loss)
-            pace = adjustment.adjusted(pace, fed.sizes, self.growth)
+            pace = pacing.observed(pace, replies.clients, replies.loss)
+            pace = pacing.adjusted(pace, fed.sizes, self.growth)
         clusters = clusters.averaged(fed, replies, self.weighting)
         return replace(state, clusters=self._joined(fed, state, clusters, replies), pace=pace)
 
@@ -153,5 +153,5 @@ class FLHC(Method):
 
     def insight(self, fed: Federation, state: State) -> Mapping[str, Any]:
         """The clusters, and what adjusting epochs rests on if they are adjusted."""
-        paced = {} if state.pace is None else adjustment.insight(state.pace)
+        paced = {} if state.pace is None else pacing.insight(state.pace)
         return {**paced, "clusters": state.clusters.of(fed)}

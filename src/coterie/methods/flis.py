@@ -33,17 +33,18 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from coterie import evidence, grouping, mixing, serving
-from coterie.arrays import everywhere
-from coterie.clients import Clients
-from coterie.errors import SettingsError
-from coterie.federation import Federation
-from coterie.method import Method, method
-from coterie.programs import Outputs, choose, program, train
-from coterie.serving import Served
-from coterie.training import LocalTraining
-from coterie.weights import Models
-from coterie.wire import state
+from coterie.clients.clients import Clients
+from coterie.clients.programs import Outputs, choose, program, train
+from coterie.core.arrays import everywhere
+from coterie.core.errors import SettingsError
+from coterie.core.records import state
+from coterie.moves import evidence, grouping, mixing
+from coterie.nets.stacks import Models
+from coterie.server import serving
+from coterie.server.federation import Federation
+from coterie.server.method import Method, method
+from coterie.server.serving import Served
+from coterie.training.local import LocalTraining
 
 __all__ = ["FLISDC", "FLISHC"]
 

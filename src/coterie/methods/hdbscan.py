@@ -18,16 +18,16 @@ from typing import Literal
 
 import numpy as np
 
-from coterie import evidence, grouping
-from coterie.clusters import Clusters
-from coterie.errors import SettingsError
-from coterie.federation import Federation, Replies
-from coterie.grouping import Grouping
-from coterie.method import Method, method
-from coterie.programs import train
-from coterie.serving import Served
-from coterie.weights import Models
-from coterie.wire import state
+from coterie.clients.programs import train
+from coterie.core.errors import SettingsError
+from coterie.core.records import state
+from coterie.moves import evidence, grouping
+from coterie.moves.grouping import Grouping
+from coterie.nets.stacks import Models
+from coterie.server.clusters import Clusters
+from coterie.server.federation import Federation, Replies
+from coterie.server.method import Method, method
+from coterie.server.serving import Served
 
 __all__ = ["HDBSCAN"]
 

@@ -16,14 +16,14 @@ from typing import Literal
 
 from torch import Tensor
 
-from coterie import serving
-from coterie.clients import Clients
-from coterie.federation import Federation
-from coterie.method import Method, method
-from coterie.programs import Outputs, program
-from coterie.serving import Served
-from coterie.training import LocalTraining
-from coterie.wire import state
+from coterie.clients.clients import Clients
+from coterie.clients.programs import Outputs, program
+from coterie.core.records import state
+from coterie.server import serving
+from coterie.server.federation import Federation
+from coterie.server.method import Method, method
+from coterie.server.serving import Served
+from coterie.training.local import LocalTraining
 
 __all__ = ["LGFedAvg"]
 

@@ -25,16 +25,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie import evidence, grouping
-from coterie.clients import Clients
-from coterie.clusters import Clusters
-from coterie.errors import NoAnswerError, SettingsError
-from coterie.federation import Federation
-from coterie.method import Method, method
-from coterie.programs import Outputs, program, train
-from coterie.serving import Served
-from coterie.weights import Models
-from coterie.wire import state
+from coterie.clients.clients import Clients
+from coterie.clients.programs import Outputs, program, train
+from coterie.core.errors import NoAnswerError, SettingsError
+from coterie.core.records import state
+from coterie.moves import evidence, grouping
+from coterie.nets.stacks import Models
+from coterie.server.clusters import Clusters
+from coterie.server.federation import Federation
+from coterie.server.method import Method, method
+from coterie.server.serving import Served
 
 __all__ = ["PACFL"]
 

@@ -25,15 +25,16 @@ from typing import Literal
 
 from torch import Tensor
 
-from coterie.clients import Clients
-from coterie.errors import SettingsError
-from coterie.federation import Federation
-from coterie.method import method
+from coterie.clients.clients import Clients
+from coterie.clients.programs import Outputs, program
+from coterie.core.errors import SettingsError
 from coterie.methods.fedavg import FedAvg, State
-from coterie.programs import Outputs, program
-from coterie.serving import Served
-from coterie.training import Batch, LocalModel, LocalTraining, cross_entropy
-from coterie.weights import Models
+from coterie.nets.stacks import Models
+from coterie.server.federation import Federation
+from coterie.server.method import method
+from coterie.server.serving import Served
+from coterie.training.local import LocalTraining
+from coterie.training.loop import Batch, LocalModel, cross_entropy
 
 __all__ = ["PerFedAvg"]
 

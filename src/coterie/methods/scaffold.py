@@ -16,16 +16,17 @@ then the number of gradients in the change, as in FedNova.
 
 from typing import Literal
 
-from coterie import serving, steps
-from coterie.clients import Clients
-from coterie.errors import SettingsError
-from coterie.federation import Federation
-from coterie.method import Method, method
-from coterie.programs import Outputs, program
-from coterie.serving import Served
-from coterie.training import LocalTraining
-from coterie.weights import Changes, Models
-from coterie.wire import state
+from coterie.clients.clients import Clients
+from coterie.clients.programs import Outputs, program
+from coterie.core.errors import SettingsError
+from coterie.core.records import state
+from coterie.moves import server_steps
+from coterie.nets.stacks import Changes, Models
+from coterie.server import serving
+from coterie.server.federation import Federation
+from coterie.server.method import Method, method
+from coterie.server.serving import Served
+from coterie.training.local import LocalTraining
 
 __all__ = ["Scaffold"]
 
@@ -77,11 +78,11 @@ class Scaffold(Method):
             inputs["first"] = self._first(fed)
         weighs_momentum = self.compat == "none"
         replies = fed.run(controlled_training, cohort, shared=inputs, local=self.local, weighs_momentum=weighs_momentum)
-        model, _ = steps.momentum(state.model, replies.average(self.weighting), None, self.server_rate)
+        model, _ = server_steps.momentum(state.model, replies.average(self.weighting), None, self.server_rate)
         known, clients = state.clients, max(state.clients, len(fed.clients))
         if self.compat == "pacfl":
             known = clients = len(replies)
-        control = steps.mean_over_all(state.control, known, replies.control_change, clients)
+        control = server_steps.mean_over_all(state.control, known, replies.control_change, clients)
         return State(model, control, clients)
 
     def _first(self, fed: Federation) -> Changes:
@@ -107,7 +108,7 @@ def controlled_training(
     """SCAFFOLD's client, option II: c_i+ = c_i - c + (x - y_i) / (K eta_l)."""
     own = clients.state("control", otherwise=start.zeros() if first is None else first)
     trained = clients.train(start, local, push=control - own)
-    gradients = steps.weight_of_steps(trained.steps, local.momentum if weighs_momentum else 0)
-    new = steps.control_variate(own, control, start, trained.models, gradients * local.rate)
+    gradients = server_steps.weight_of_steps(trained.steps, local.momentum if weighs_momentum else 0)
+    new = server_steps.control_variate(own, control, start, trained.models, gradients * local.rate)
     clients.keep(control=new)
     return {"model": trained.models, "control_change": new - own}

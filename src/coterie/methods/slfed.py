@@ -2,9 +2,10 @@
 
 Palanisamy Sundar, Li, Zou and Gao, "Subjective logic-based decentralized federated learning for non-IID data", ARES
 2024. In a round every client trains its model and meets a few others. Both swap synthetic samples and count which
-classes their models see in them; how alike the counts are is evidence for an opinion (`coterie.trust`). They swap
+classes their models see in them; how alike the counts are is evidence for an opinion (`coterie.moves.trust`). They swap
 opinions, each client picks those it is certain of, and asks them for the sum of their models, each times its
-similarity. The contributors send each other secret shares (`coterie.sharing`), and the client gets sums of shares.
+similarity. The contributors send each other secret shares (`coterie.clients.sharing`), and the client gets sums
+of shares.
 
 | symbol | here |
 |---|---|
@@ -48,19 +49,21 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from coterie import mixing, serving, sharing, sums, trust
-from coterie.arrays import everywhere
-from coterie.clients import Clients
-from coterie.errors import SettingsError
-from coterie.federation import Federation, Replies
-from coterie.method import Method, method
-from coterie.programs import Outputs, program
-from coterie.serving import Served
-from coterie.synthesis import class_counts, unpacked
-from coterie.synthesis import synthetic as synthetic_samples
-from coterie.training import LocalTraining
-from coterie.weights import Changes, Models, distances
-from coterie.wire import state
+from coterie.clients import secure_sums, sharing
+from coterie.clients.clients import Clients
+from coterie.clients.programs import Outputs, program
+from coterie.clients.synthesis import class_counts, unpacked
+from coterie.clients.synthesis import synthetic as synthetic_samples
+from coterie.core.arrays import everywhere
+from coterie.core.errors import SettingsError
+from coterie.core.records import state
+from coterie.moves import mixing, trust
+from coterie.nets.stacks import Changes, Models, distances
+from coterie.server import serving
+from coterie.server.federation import Federation, Replies
+from coterie.server.method import Method, method
+from coterie.server.serving import Served
+from coterie.training.local import LocalTraining
 
 __all__ = ["SLFed"]
 
@@ -209,7 +212,7 @@ class SLFed(Method):
         """Count what the letters of an exchange would have been for so many contributors of each client, [client]."""
         numbers = fed.net.parameters.total + fed.net.buffers.total
         for count in contributors.tolist():
-            for subject, size in sums.traffic(count, numbers, self.sharing, fed.net.dtype.itemsize).items():
+            for subject, size in secure_sums.traffic(count, numbers, self.sharing, fed.net.dtype.itemsize).items():
                 fed.ledger.add("peer", subject, size)
 
     def serve(self, fed: Federation, state: State) -> Served:
@@ -359,7 +362,7 @@ def choose(clients: Clients, names: Names, present: Names, store: trust.Store, r
     if reveal:
         return {"model": clients.state("model"), "similarity": sigma}
     for row, weights in enumerate(sigma):
-        sums.ask(clients, row, names, weights)
+        secure_sums.ask(clients, row, names, weights)
     return {}
 
 
@@ -377,24 +380,24 @@ def adopt(clients: Clients, model: Models) -> None:
 
 
 @program(letters=True)
-def share(clients: Clients, names: Names, mode: sums.Mode) -> None:
+def share(clients: Clients, names: Names, mode: secure_sums.Mode) -> None:
     """Split the own model, times its weight, among all contributors of everybody who asked (Eq. 17)."""
-    sums.send_shares(clients, names, clients.state("model"), mode)
+    secure_sums.send_shares(clients, names, clients.state("model"), mode)
 
 
 @program(letters=True)
 def respond(clients: Clients, names: Names, mode: sharing.Mode) -> None:
     """Send everybody who asked the sum of the shares that were received, and of the own one (Eq. 18)."""
-    sums.send_sums(clients, names, clients.state("model"), mode)
+    secure_sums.send_sums(clients, names, clients.state("model"), mode)
 
 
 @program
 def combine(clients: Clients, names: Names) -> None:
     """Mix the own model with the sum of the contributors', if all of them have answered (Eq. 19)."""
     own, sigma = clients.state("model"), torch.from_numpy(_recall(clients, names)[..., _SIGMA])
-    mixed = sums.flat(own)
+    mixed = secure_sums.flat(own)
     for row, weights in enumerate(sigma):
-        if (total := sums.received(clients, row, names, weights)) is not None:
+        if (total := secure_sums.received(clients, row, names, weights)) is not None:
             mixed[row] = (mixed[row] + total) / (1 + weights.sum())
     parts = mixed.to(own.parameters).split([tensor.shape[1] for tensor in own.tensors], dim=1)
     clients.keep(model=Models(own.net, *parts))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import torch
 
-from coterie.errors import SettingsError, unknown
+from coterie.core.errors import SettingsError, unknown
 from coterie.nets import zoo
 from coterie.nets.layers import BatchNorm, Dropout
 from coterie.nets.net import Factory, Net

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from coterie.errors import SettingsError
+from coterie.core.errors import SettingsError
+from coterie.core.randomness import uniform
 from coterie.nets.convolution import convolve, convolving, normalise, pool, pooling
-from coterie.randomness import uniform
 
 __all__ = ["BatchNorm", "Dropout", "Pass", "adopt", "passing"]
 

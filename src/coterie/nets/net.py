@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from coterie.errors import SettingsError
+from coterie.core.errors import SettingsError
+from coterie.core.randomness import torch_generator
 from coterie.nets.layers import GroupNorm, Pass, adopt, passing
-from coterie.randomness import torch_generator
 
 __all__ = ["Factory", "Layout", "Net"]
 

@@ -7,7 +7,7 @@ from math import prod
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from coterie.errors import SettingsError
+from coterie.core.errors import SettingsError
 from coterie.nets.net import Factory
 
 __all__ = ["nets"]

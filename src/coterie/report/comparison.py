@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from coterie.lab.comparison import Entry
-from coterie.lab.folder import StoredRun
 from coterie.report import page, sections
 from coterie.report.figures import clients_figure, split_figure
 from coterie.report.tables import Comparison, compared
+from coterie.runs.comparison import Entry
+from coterie.runs.folder import StoredRun
 
 __all__ = ["write_comparison"]
 

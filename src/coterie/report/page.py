@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from coterie.lab.folder import write_whole
+from coterie.core.files import write_whole
 from coterie.report.figures import svg
 
 __all__ = ["Section", "code", "figure", "folded", "heading", "is_page", "paragraph", "prose", "table", "write_page"]

@@ -18,10 +18,10 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from coterie.lab.study import COLUMNS
 from coterie.report import page
 from coterie.report.results import SIGNIFICANT, Labels, Published, ResultCell, ResultTable, Summary, Verdict
 from coterie.report.tables import ruled
+from coterie.studies.study import COLUMNS
 
 __all__ = [
     "Entry",

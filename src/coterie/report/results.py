@@ -12,10 +12,10 @@ from itertools import product
 from math import hypot
 from typing import Any, Literal
 
-from coterie.lab.campaign import Results
-from coterie.lab.folder import StoredRun
-from coterie.lab.statistics import Estimate, PairedTest, Statistic, estimate, holm, over_clients, paired, statistic
-from coterie.lab.study import Study, TableSpec, fitting
+from coterie.runs.folder import StoredRun
+from coterie.studies.campaign import Results
+from coterie.studies.statistics import Estimate, PairedTest, Statistic, estimate, holm, over_clients, paired, statistic
+from coterie.studies.study import Study, TableSpec, fitting
 
 __all__ = [
     "METHOD",

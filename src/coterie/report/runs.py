@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from coterie.errors import SettingsError
-from coterie.lab.comparison import names_apart
-from coterie.lab.folder import StoredRun
+from coterie.core.errors import SettingsError
 from coterie.report import page, sections
 from coterie.report.tables import same_outcome
+from coterie.runs.comparison import names_apart
+from coterie.runs.folder import StoredRun
 
 __all__ = ["by_name", "write_report"]
 

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from coterie.lab.comparison import same_world
-from coterie.lab.folder import StoredRun
 from coterie.methods import methods
 from coterie.report import page
 from coterie.report.figures import NotRecordedError, Runs, kinds
@@ -18,6 +16,8 @@ from coterie.report.figures.records import over_seeds
 from coterie.report.figures.relations import mixed_over_time
 from coterie.report.figures.scores import gained_over
 from coterie.report.tables import best_cells, compared, comparison_cells, megabytes, worlds_of
+from coterie.runs.comparison import same_world
+from coterie.runs.folder import StoredRun
 
 __all__ = ["clients", "costs", "figures", "methods_table", "settings"]
 

@@ -9,13 +9,13 @@ from tempfile import TemporaryFile
 
 from matplotlib.figure import Figure
 
-from coterie.errors import CoterieError, SettingsError
-from coterie.lab.campaign import Results
-from coterie.lab.folder import write_whole
-from coterie.lab.study import Study
+from coterie.core.errors import CoterieError, SettingsError
+from coterie.core.files import write_whole
 from coterie.report import page, printing
 from coterie.report.figures import asked, draw, save
 from coterie.report.results import ResultTable, Summary, study_summary, study_tables
+from coterie.studies.campaign import Results
+from coterie.studies.study import Study
 
 __all__ = ["Report", "check_figures", "check_folder", "stem", "study_figures", "write_study"]
 

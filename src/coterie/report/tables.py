@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from coterie.lab.comparison import same_world
+from coterie.runs.comparison import same_world
 
 __all__ = [
     "Comparison",

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from coterie.core.errors import SettingsError
 from coterie.data.dataset import Dataset
-from coterie.errors import SettingsError
 
 __all__ = [
     "chunks",

@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 
+from coterie.core.errors import unknown
 from coterie.data.dataset import Dataset
 from coterie.data.split import Split, SplitRule, split_rules
 from coterie.data.splits._dealing import (
@@ -21,7 +22,6 @@ from coterie.data.splits._dealing import (
     softmax,
     top_up,
 )
-from coterie.errors import unknown
 
 __all__ = ["Dirichlet", "Quantity"]
 

@@ -9,10 +9,10 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from coterie.core.errors import DataError, SettingsError
 from coterie.data.dataset import Dataset
 from coterie.data.split import Split, SplitRule, split_rules
 from coterie.data.splits._dealing import gather, require
-from coterie.errors import DataError, SettingsError
 
 __all__ = ["Given", "Natural"]
 

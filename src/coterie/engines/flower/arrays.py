@@ -16,11 +16,11 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor, nn
 
-from coterie.errors import CoterieError, SettingsError
+from coterie.core.errors import CoterieError, SettingsError
+from coterie.core.randomness import torch_generator
+from coterie.core.records import record
 from coterie.nets.net import Layout, Net
-from coterie.randomness import torch_generator
-from coterie.weights import Models
-from coterie.wire import record
+from coterie.nets.stacks import Models
 
 __all__ = ["STATISTICS", "ArrayNet", "Arrays"]
 

@@ -8,7 +8,7 @@
     sites/NAME/                  for the site of that name, and nobody else
         ca.pem                   whom to believe that it is the server
         node.key, node.pub       who this is to the server (Flower's node authentication)
-        identity.pem             who this is to other sites (`coterie.sealing`)
+        identity.pem             who this is to other sites (`coterie.clients.sealing`)
         peers.toml               who the other sites are
 
 A site's private keys may be removed from here once the site has them: its public ones stay in `peers.toml` and `nodes`.
@@ -28,8 +28,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from coterie.errors import SettingsError
-from coterie.sealing import Identity, read_peers, write_peers, write_private
+from coterie.clients.sealing import Identity, read_peers, write_peers, write_private
+from coterie.core.errors import SettingsError
 
 __all__ = ["LOCAL", "Certificates", "ServerFiles", "SiteFiles", "make_certificates"]
 

@@ -15,17 +15,17 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from coterie import wire
-from coterie.clients import Clients, Round
+from coterie.clients.clients import Clients, Round
+from coterie.clients.letters import Letter, Letters
+from coterie.clients.memory import Memory, Value
+from coterie.core.errors import CoterieError, NoAnswerError, ProgramError, SettingsError
 from coterie.engines.chunk import Site, joined, part_of, run_chunk
 from coterie.engines.flower.site import PROTOCOL
 from coterie.engines.flower.versions import Version
-from coterie.errors import CoterieError, NoAnswerError, ProgramError, SettingsError
-from coterie.federation import Answers, Call
-from coterie.letters import Letter, Letters
-from coterie.memory import Memory, Value
+from coterie.nets import codec
 from coterie.nets.net import Net
-from coterie.weights import Stack
+from coterie.nets.stacks import Stack
+from coterie.server.federation import Answers, Call
 
 __all__ = ["FlowerEngine", "RoundLostError", "Task", "TooFewSitesError", "Transport", "Waiting"]
 
@@ -214,7 +214,7 @@ class FlowerEngine:
         new = nodes - {site.node for site in self._sites} - self._strangers
         if not new:
             return
-        greetings = {node: {"request": wire.dump({"format": PROTOCOL, "ask": "hello"})} for node in new}
+        greetings = {node: {"request": codec.dump({"format": PROTOCOL, "ask": "hello"})} for node in new}
         answers = self._exchange(greetings, dict.fromkeys(new, "a new node"))
         # Positions go by name, so that a run does not depend on who connects first.
         introduced = sorted((str(answer.get("name")), node) for node, answer in answers.items())
@@ -286,7 +286,7 @@ class FlowerEngine:
             log.warning("site %s could not be reached", name)
             return None
         try:
-            answer = wire.load(content, {self.net.name: self.net})
+            answer = codec.load(content, {self.net.name: self.net})
         except CoterieError as error:
             log.warning("site %s answers nonsense: %s", name, error)
             return None
@@ -314,7 +314,7 @@ class FlowerEngine:
                     f"program {call.program.name} writes letters between clients, and the sites cannot give keys for "
                     "them: set identity and peers in their settings (`coterie deploy certs` makes both)"
                 )
-        shared = wire.dump(dict(call.shared))
+        shared = codec.dump(dict(call.shared))
         messages = {}
         for row, client in enumerate(call.clients):
             if client in positions:
@@ -363,7 +363,7 @@ class FlowerEngine:
             "letters": list(call.letters.to(site.name)),
             "announcements": self._announcements if call.program.letters else {},
         }
-        return wire.dump(content)
+        return codec.dump(content)
 
     def _outputs(self, answer: Mapping[str, Any], name: str) -> dict[str, Value] | None:
         """The outputs in an answer, if it has the form of one: a row of tensors and models, letters in its own name."""
@@ -422,7 +422,7 @@ class FlowerEngine:
         missing = [site for site in self._sites if site.node is not None and site.name not in self._announcements]
         if not missing:
             return
-        request = wire.dump({"format": PROTOCOL, "ask": "keys", "run": self._run, "round": self._round})
+        request = codec.dump({"format": PROTOCOL, "ask": "keys", "run": self._run, "round": self._round})
         who = {site.node: site.name for site in missing if site.node is not None}
         for node, answer in self._exchange({node: {"request": request} for node in who}, who).items():
             if isinstance(answer.get("announcement"), bytes):

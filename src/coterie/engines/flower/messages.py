@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_utils import pull_objects
 from flwr.superlink.grid import http_grid
 
-from coterie.errors import CoterieError
+from coterie.core.errors import CoterieError
 
 __all__ = ["MESSAGE_TYPE", "GridTransport", "packed", "unpacked"]
 

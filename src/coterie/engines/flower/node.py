@@ -29,10 +29,10 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.fleet_http_connection import http_request_response
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from coterie.core.errors import CoterieError, SettingsError
 from coterie.engines.flower.messages import MESSAGE_TYPE, packed, unpacked
 from coterie.engines.flower.site import RealSite
-from coterie.errors import CoterieError, SettingsError
-from coterie.wire import dump
+from coterie.nets.codec import dump
 
 __all__ = ["reply", "serve"]
 

@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from coterie import wire
-from coterie.clients import Round
+from coterie.clients.clients import Round
+from coterie.clients.letters import Letter, Letters, checked_content
+from coterie.clients.memory import Value
+from coterie.clients.programs import Program, program_named
+from coterie.clients.sealing import Identity, SealingError, Seals, read_peers
+from coterie.core.errors import CoterieError, ProgramError
 from coterie.engines.chunk import Host, run_chunk
 from coterie.engines.flower.versions import Version, Versions
-from coterie.engines.settling import settled
-from coterie.errors import CoterieError, ProgramError
-from coterie.federation import Call
-from coterie.letters import Letter, Letters, checked_content
-from coterie.memory import Value
-from coterie.programs import Program, program_named
-from coterie.sealing import Identity, SealingError, Seals, read_peers
+from coterie.engines.torch_flags import settled
+from coterie.nets import codec
+from coterie.server.federation import Call
 
 __all__ = ["PROTOCOL", "RealSite", "Rules"]
 
@@ -74,22 +74,22 @@ class RealSite:
     def answer(self, request: Mapping[str, bytes]) -> bytes:
         """What this site answers to a message. It refuses rather than fails, and says why in its own log too."""
         try:
-            asked = wire.load(request["request"], self._nets)
+            asked = codec.load(request["request"], self._nets)
             if not isinstance(asked, dict) or asked.get("format") != PROTOCOL:
                 raise CoterieError(f"not a message of format {PROTOCOL}")
             handlers = {"hello": self._hello, "keys": self._keys, "call": self._call}
             kind = asked.get("ask")
             if kind not in handlers:
                 raise CoterieError(f"asked for {kind!r}, which is none of {', '.join(handlers)}")
-            shared = wire.load(request["shared"], self._nets) if "shared" in request else {}
-            return wire.dump(handlers[kind](asked, shared))
+            shared = codec.load(request["shared"], self._nets) if "shared" in request else {}
+            return codec.dump(handlers[kind](asked, shared))
         except ProgramError as error:
             log.exception("a program failed")
-            return wire.dump({"failed": str(error)})
+            return codec.dump({"failed": str(error)})
         except (CoterieError, KeyError, TypeError, ValueError, AttributeError) as error:
             reason = str(error) if isinstance(error, CoterieError) else f"malformed message ({error!r})"
             log.warning("refused: %s", reason)
-            return wire.dump({"refused": reason})
+            return codec.dump({"refused": reason})
 
     def _hello(self, asked: Mapping[str, Any], shared: Any) -> dict[str, Any]:
         """Who this is. Nothing else is said before a program is run."""
@@ -152,7 +152,7 @@ class RealSite:
                 raise CoterieError("a letter that is none, or for somebody else")
             try:
                 content = reading.open(letter.content, sender=letter.sender, subject=letter.subject)
-                opened.append(replace(letter, content=checked_content(wire.load(content, self._nets))))
+                opened.append(replace(letter, content=checked_content(codec.load(content, self._nets))))
             except CoterieError as error:
                 log.warning("refused a letter: %s", error)
         return opened
@@ -169,7 +169,7 @@ class RealSite:
                 continue
             try:
                 content = self._seals.seal(
-                    wire.dump(letter.content),
+                    codec.dump(letter.content),
                     run=run,
                     round=at.number,
                     phase=at.phase,

@@ -10,9 +10,9 @@ import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from coterie import wire
-from coterie.errors import CoterieError
-from coterie.memory import Memory
+from coterie.clients.memory import Memory
+from coterie.core.errors import CoterieError
+from coterie.nets import codec
 from coterie.nets.net import Net
 
 __all__ = ["Version", "Versions"]
@@ -43,7 +43,7 @@ class Versions:
             return memory
         if not self._path(version).is_file():
             raise CoterieError(f"this site does not have what it kept in round {version[0]}, call {version[1]}")
-        for name, (value, known) in wire.read(self._path(version), nets).items():
+        for name, (value, known) in codec.read(self._path(version), nets).items():
             memory.values[name], memory.known[name] = value, known
         return memory
 
@@ -52,7 +52,7 @@ class Versions:
         if not self._folder.is_dir():
             self._folder.mkdir(parents=True, mode=0o700)
             self._forget_old_runs()
-        wire.write(self._path(version), {name: [memory.values[name], memory.known[name]] for name in memory})
+        codec.write(self._path(version), {name: [memory.values[name], memory.known[name]] for name in memory})
 
     def keep_only(self, versions: Iterable[Version | None]) -> None:
         """Remove every version but these."""

@@ -12,18 +12,18 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from coterie.clients import Clients, Round
+from coterie.clients.clients import Clients, Round
+from coterie.clients.letters import Letters
+from coterie.clients.memory import Memory, Value, size_of
+from coterie.core.errors import CoterieError, SettingsError
 from coterie.data.population import Pool, Population, Shard
 from coterie.engines.chunk import Result, Site, device_of, joined, part_of, run_chunk
-from coterie.engines.settling import settled
 from coterie.engines.simulation.workers import Workers
-from coterie.errors import CoterieError, SettingsError
-from coterie.federation import Answers, Call
-from coterie.forms import FORMS, Form, form_named
-from coterie.letters import Letters
-from coterie.memory import Memory, Value, size_of
+from coterie.engines.torch_flags import settled
 from coterie.nets import make_net
 from coterie.nets.net import Factory
+from coterie.server.federation import Answers, Call
+from coterie.training.forms import FORMS, Form, form_named
 
 __all__ = ["Computing", "Simulation", "server_parts"]
 

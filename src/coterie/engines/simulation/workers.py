@@ -22,22 +22,22 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from coterie import wire
-from coterie.clients import Round
+from coterie.clients.clients import Round
+from coterie.clients.letters import Letters
+from coterie.clients.memory import Memory
+from coterie.clients.programs import program_named
+from coterie.core.errors import CoterieError, ProgramError
+from coterie.core.records import record
 from coterie.data.population import Pool, Shard
 from coterie.engines.chunk import Result, Site, run_chunk
 from coterie.engines.simulation.processes import Process, start
-from coterie.errors import CoterieError, ProgramError
-from coterie.federation import Call
-from coterie.forms import form_named
-from coterie.letters import Letters
-from coterie.memory import Memory
-from coterie.nets import make_net
-from coterie.programs import program_named
+from coterie.nets import codec, make_net
+from coterie.server.federation import Call
+from coterie.training.forms import form_named
 
 __all__ = ["Workers", "serve", "take"]
 
-wire.record(Round)
+record(Round)
 
 
 class Workers:
@@ -65,7 +65,7 @@ class Workers:
             "common": site.common,
             "path": sys.path,
         }
-        wire.write(self._folder / "setup", setup)
+        codec.write(self._folder / "setup", setup)
         for process in self._processes:
             with contextlib.suppress(BrokenPipeError):  # one that has ended is noticed when it is asked
                 process.ask("")
@@ -81,7 +81,7 @@ class Workers:
         if module is None or module.__name__ == "__main__" or module.__spec__ is None:
             return False
         with contextlib.suppress(CoterieError):
-            wire.dump(dict(call.settings))
+            codec.dump(dict(call.settings))
             return True
         return False
 
@@ -92,7 +92,7 @@ class Workers:
         """
         self._numbers += 1
         shared = self._folder / f"shared-{self._numbers}"
-        wire.write(shared, dict(calls[0].shared))
+        codec.write(shared, dict(calls[0].shared))
         waiting = list(range(len(calls)))
         results: list[Result | Exception | None] = [None] * len(calls)
         work = (waiting, calls, memories, shared, results)
@@ -131,7 +131,7 @@ class Workers:
 
     def _ask(self, process: Process, call: Call, memory: Memory, shared: Path) -> Result:
         path = self._folder / f"call-{process.pid}"
-        wire.write(path, self._content(call, memory))
+        codec.write(path, self._content(call, memory))
         try:
             process.ask(json.dumps([call.program.function.__module__, str(path), str(shared)]))
             line = process.answer()
@@ -144,7 +144,7 @@ class Workers:
         answer = json.loads(line)
         if "error" in answer:
             raise ProgramError(answer["error"])
-        outputs, kept, letters = wire.read(path, {self._net.name: self._net})
+        outputs, kept, letters = codec.read(path, {self._net.name: self._net})
         return outputs, kept, letters
 
     def _content(self, call: Call, memory: Memory) -> dict[str, Any]:
@@ -194,7 +194,7 @@ def serve(place: str, questions: IO[str], answers: IO[str]) -> None:
         module, path, shared = json.loads(line)
         try:
             importlib.import_module(module)  # registers the program, and the records in its settings
-            wire.write(Path(path), _answer(site, Path(path), Path(shared)))
+            codec.write(Path(path), _answer(site, Path(path), Path(shared)))
             answer = {}
         except Exception as error:
             answer = {"error": str(error)}
@@ -207,7 +207,7 @@ def serve(place: str, questions: IO[str], answers: IO[str]) -> None:
 
 def _site(folder: Path) -> Site:
     """The clients and how to compute, as the parent has put them down."""
-    setup = wire.read(folder / "setup", {})
+    setup = codec.read(folder / "setup", {})
     sys.path[:] = setup["path"]
     with safe_open(folder / "pool", "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -221,7 +221,7 @@ def _site(folder: Path) -> Site:
 def _answer(site: Site, path: Path, shared: Path) -> list[Any]:
     """What a call gives: outputs and what clients keep."""
     nets = {site.net.name: site.net}
-    content = wire.read(path, nets)
+    content = codec.read(path, nets)
     memory = Memory(len(content["clients"]))
     for name, (value, known) in content["memory"].items():
         memory.values[name], memory.known[name] = value, known
@@ -229,7 +229,7 @@ def _answer(site: Site, path: Path, shared: Path) -> list[Any]:
         program_named(content["program"]),
         content["clients"],
         content["each"],
-        wire.read(shared, nets),
+        codec.read(shared, nets),
         content["settings"],
         content["at"],
         Letters(content["letters"]),

@@ -10,13 +10,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from coterie.errors import SettingsError, unknown
-from coterie.lab.folder import StoredRun
-from coterie.lab.statistics import ROUND_KEYS, smooth
+from coterie.core.errors import SettingsError, unknown
 from coterie.report.figures import style
 from coterie.report.figures.kinds import Kind, Plot, kind
 from coterie.report.figures.records import NotRecordedError, Runs, clients_of, named, recorded, scaled
 from coterie.report.tables import megabytes
+from coterie.runs.folder import StoredRun
+from coterie.studies.statistics import ROUND_KEYS, smooth
 
 __all__ = ["Curves", "LossVariance", "Losses", "Trust", "curves_figure"]
 

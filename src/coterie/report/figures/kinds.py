@@ -10,14 +10,14 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from coterie.errors import SettingsError
-from coterie.lab.campaign import Results
-from coterie.lab.folder import StoredRun
-from coterie.lab.study import FigureSpec, Place, matches
-from coterie.registry import Registry
+from coterie.core.errors import SettingsError
+from coterie.core.registry import Registry
 from coterie.report.figures import style
 from coterie.report.figures.grids import Grid
 from coterie.report.figures.records import NotRecordedError, Runs
+from coterie.runs.folder import StoredRun
+from coterie.studies.campaign import Results
+from coterie.studies.study import FigureSpec, Place, matches
 
 __all__ = ["Kind", "Plot", "asked", "draw", "kind", "kinds"]
 

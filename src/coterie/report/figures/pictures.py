@@ -6,7 +6,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from coterie.errors import SettingsError
+from coterie.core.errors import SettingsError
 from coterie.report.figures import style
 from coterie.report.figures.kinds import Kind, kind
 from coterie.report.figures.records import NotRecordedError, Runs, clients_of, recorded

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from coterie.errors import CoterieError
-from coterie.lab.comparison import same_world
-from coterie.lab.folder import StoredRun
-from coterie.lab.statistics import statistic
+from coterie.core.errors import CoterieError
+from coterie.runs.comparison import same_world
+from coterie.runs.folder import StoredRun
+from coterie.studies.statistics import statistic
 
 __all__ = [
     "NotRecordedError",
@@ -90,7 +90,7 @@ def scaled(key: str, values: Any) -> np.ndarray:
 
 
 def value(run: StoredRun, text: str, beside: Runs | None = None) -> float | None:
-    """A statistic of a run (see `coterie.lab.statistics`), with the runs of the same seed beside it where it counts."""
+    """A statistic of a run, as `coterie.studies.statistics` lists them, with the runs of its seed beside it."""
     seed = run.settings.get("seed")
     peers = {
         name: next((one for one in some if one.settings.get("seed") == seed), None)
@@ -173,7 +173,7 @@ def label_counts(run: StoredRun) -> tuple[np.ndarray, Sequence[str]]:
 
     Where it is not recorded, the world of the run is made again, for which its data must be at hand.
     """
-    from coterie.settings import Settings
+    from coterie.runs.settings import Settings
 
     if "task" in run.settings or "app" in run.settings:
         raise NotRecordedError(f"{run.path}: real sites keep their labels to themselves")

@@ -8,8 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from coterie.errors import SettingsError
-from coterie.lab.folder import StoredRun
+from coterie.core.errors import SettingsError
 from coterie.report.figures import style
 from coterie.report.figures.kinds import Kind, Plot, kind
 from coterie.report.figures.records import (
@@ -21,6 +20,7 @@ from coterie.report.figures.records import (
     latest,
     recorded,
 )
+from coterie.runs.folder import StoredRun
 
 __all__ = ["PCA", "Labels", "Matrix", "Mixing", "Silhouette", "split_figure"]
 

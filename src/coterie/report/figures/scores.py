@@ -9,10 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from coterie.errors import SettingsError
-from coterie.lab.comparison import same_world
-from coterie.lab.folder import StoredRun
-from coterie.lab.statistics import statistic
+from coterie.core.errors import SettingsError
 from coterie.report.figures import style
 from coterie.report.figures.courses import Curves
 from coterie.report.figures.kinds import Kind, Plot, kind
@@ -27,6 +24,9 @@ from coterie.report.figures.records import (
     setting,
     value,
 )
+from coterie.runs.comparison import same_world
+from coterie.runs.folder import StoredRun
+from coterie.studies.statistics import statistic
 
 __all__ = ["Bars", "Gain", "Spread", "Sweep", "clients_figure", "gained_over", "run_figure"]
 

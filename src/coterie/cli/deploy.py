@@ -1,0 +1,330 @@
+"""`coterie deploy`: from a method to a federation of real sites."""
+
+import inspect
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tomli_w
+from cyclopts import App, Parameter
+
+from coterie.cli.console import Follower, console, errors, following, print_table, tell
+from coterie.cli.options import GROUPS, Shown, command, methods_options, whole
+from coterie.core.errors import CoterieError, SettingsError
+from coterie.core.files import write_whole
+from coterie.runs.experiment import NewFolder
+from coterie.runs.folder import require_empty
+from coterie.runs.settings import Settings, read_table
+from coterie.server.fitting import Record
+from coterie.server.method import Method
+
+if TYPE_CHECKING:
+    from coterie.deploy.control import Control
+    from coterie.runs.folder import StoredRun
+
+__all__ = ["deploy_app"]
+
+RUNS = Path("runs")
+
+
+def _option(text: str, name: str | None = None, **more: Any) -> Any:
+    return Parameter(name=name, help=text, negative="", group=GROUPS["Experiment"], **more)
+
+
+Out = Annotated[Path | None, _option("Folder of the run; by default a new one below `runs/`.", show_default=False)]
+AsJson = Annotated[bool, _option("Print the summary as JSON, and nothing else.", "--json", show_default=False)]
+MinSites = Annotated[int, _option("A round counts if at least so many sites answer.", converter=whole)]
+Timeout = Annotated[float, _option("Seconds that a site has for an answer.")]
+Patience = Annotated[float, _option("Seconds that the run waits for missing sites before it stops.")]
+
+_ABOUT = """Run a method on real sites, over Flower: `coterie deploy local fedavg --sites 3` tries it on this machine.
+
+For a real federation: `init` writes an app, `certs` the keys; `server` and `run` go on the server's machine, `site` at
+each site. What a server can make a site do is decided at the site, by its own settings and its own installation.
+"""
+
+
+def deploy_app(world: list[Shown], group: Any, sort_key: int, given: Sequence[str]) -> App:
+    """All commands of `coterie deploy`. What is given, `deploy local METHOD ...`, decides whose options are shown."""
+    app = App(name="deploy", help=_ABOUT, help_format="markdown", group=group, sort_key=sort_key)
+    options = world + methods_options(world, given[2:])
+    arguments = [_argument("method", str, "Method; see `coterie methods`.", "fedavg")]
+    app.command(command(_local, options, arguments), name="local")
+    folder = _argument("folder", Path, "Folder of the app, which must not exist or be empty.")
+    app.command(command(_init, options, [folder, *arguments]), name="init")
+    for function in (certs, server, site, run, resume):
+        app.command(function)
+    return app
+
+
+def _argument(name: str, kind: type, text: str, default: Any = None) -> Any:
+    annotation: Any = Annotated[kind, Parameter(help=text, group=GROUPS["Experiment"])]
+    default = inspect.Parameter.empty if default is None else default
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY, default=default, annotation=annotation)
+
+
+def _require_flower() -> None:
+    """Say what is missing before an import fails."""
+    try:
+        import flwr  # noqa: F401
+    except ImportError as error:
+        raise CoterieError("real sites need Flower: pip install 'coterie[flower]'") from error
+
+
+def _local(
+    given: dict[str, Any],
+    method: str = "fedavg",
+    *,
+    sites: Annotated[int, _option("How many sites there are.", converter=whole)] = 3,
+    min_sites: MinSites = 2,
+    timeout: Timeout = 600.0,
+    patience: Patience = 300.0,
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Everything on this machine, with real processes, encryption and node authentication.
+
+    The data is divided among the sites as `coterie run METHOD --clients SITES` divides it, and the result is the same.
+    """
+    _require_flower()
+    from coterie.deploy.local import LocalFederation, deployment_of, prepare
+    from coterie.engines.flower.engine import Waiting
+
+    if sites < 1:
+        raise SettingsError(f"sites={sites}: at least 1")
+    if given.setdefault("clients", sites) != sites:
+        raise SettingsError(f"clients={given['clients']}: there are {sites} sites; say --sites")
+    settings, notes = Settings.of(given, method)
+    for note in notes:
+        tell("note:", note, errors)
+    waiting = Waiting(sites=sites, min_sites=min(min_sites, sites), timeout=timeout, patience=patience)
+    # Whatever is wrong with the settings must show before a folder is made.
+    deployment_of(settings, waiting)
+    settings.world.population  # noqa: B018
+    if out is not None:
+        require_empty(out)
+    place = out or NewFolder(RUNS, f"{method}-{Path(settings.world.data).stem}-sites")
+    folder = place.make() if isinstance(place, NewFolder) else place
+    with _resumable(folder), following(quiet=as_json) as follower:
+        deployment = prepare(settings, folder / "deployment", waiting)
+        with LocalFederation(folder / "deployment") as federation:
+            stored = federation.run(folder, _watch(follower, deployment.method, deployment.seed))
+    _present(stored, as_json)
+
+
+def _init(given: dict[str, Any], folder: Path, method: str = "fedavg") -> None:
+    """Write a ready Flower app: settings, hooks for data, a template for sites.
+
+    The task (labels, net, scaling of inputs) is that of the data named with `--data`, by default digits.
+    """
+    _require_flower()
+    from coterie.deploy.app import write_app
+    from coterie.deploy.local import deployment_of
+
+    settings, notes = Settings.of(given, method)
+    for note in notes:
+        tell("note:", note, errors)
+    write_app(folder, deployment_of(settings))
+    tell("written to", folder)
+    tell("read on in", folder / "README.md")
+
+
+def certs(
+    folder: Annotated[Path, Parameter(help="Folder of the keys; what is there is kept.")],
+    *,
+    sites: Annotated[str, _option("Names of the sites, with commas between.")],
+    hosts: Annotated[
+        str | None, _option("Names and addresses at which sites reach the server, with commas between.")
+    ] = None,
+    days: Annotated[int, _option("How long the server's certificate is valid.", converter=whole)] = 365,
+) -> None:
+    """Make an authority, the server's certificate, node keys and identities for letters; or add sites to them."""
+    _require_flower()
+    from coterie.engines.flower.certs import LOCAL, make_certificates
+
+    names = [name.strip() for name in sites.split(",")]
+    # The server's own machine reaches it too, to register nodes and to start runs.
+    known = None if hosts is None else [*(host.strip() for host in hosts.split(",")), *LOCAL]
+    made = make_certificates(folder, names, known, days)
+    tell("for the server:", made.server.folder)
+    for name in made.added:
+        tell(f"for {name}:", made.sites[name].folder)
+    if made.outdated:
+        tell("give these sites their new peers.toml:", ", ".join(made.outdated))
+
+
+def server(
+    folder: Annotated[Path, Parameter(help="The server's folder of the keys, `certs/server`.")],
+    *,
+    host: Annotated[str, _option("Address to listen on; 0.0.0.0 is every one of this machine.")] = "127.0.0.1",
+    port: Annotated[int, _option("Port to listen on.", converter=whole)] = 8000,
+    state: Annotated[Path, _option("Folder of the SuperLink's state.")] = Path("superlink"),
+) -> None:
+    """Run Flower's SuperLink until it is stopped, with encryption and the sites' node keys registered."""
+    _require_flower()
+    from coterie.deploy.processes import Processes, start_superlink
+    from coterie.engines.flower.certs import ServerFiles
+
+    files = ServerFiles(folder)
+    if not files.certificate.is_file():
+        raise SettingsError(f"{files.certificate}: no such file; `coterie deploy certs` makes it")
+    with Processes() as processes:
+        process = start_superlink(processes, files, state, host, port)
+        tell("listening on", f"{host}:{port}, log in {process.log}; stop with Ctrl-C")
+        while not process.wait(3600):
+            pass
+        processes.check()
+
+
+def site(
+    settings: Annotated[Path, Parameter(help="The site's settings, `site.toml`.")],
+    *,
+    superlink: Annotated[
+        str | None, _option("Address of the SuperLink, instead of the one in the settings.", show_default=False)
+    ] = None,
+) -> None:
+    """Be a site until stopped: answer what the site's settings allow, with the site's own data and installation."""
+    _require_flower()
+    from coterie.deploy.site import SiteSettings
+    from coterie.engines.flower.node import serve
+
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    # Hooks lie beside the settings.
+    sys.path.insert(0, str(settings.parent.absolute()))
+    made = SiteSettings.read(settings)
+    if made.ca is None or made.key is None:
+        raise SettingsError(f"{settings}: ca and key are missing; `coterie deploy certs` makes both")
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("coterie").setLevel(logging.INFO)
+    address = superlink or made.superlink
+    serve(made.open(), address, made.ca, made.key, lambda node: _connected(made.name, address, node))
+
+
+def _connected(name: str, superlink: str, node: int) -> None:
+    logging.getLogger("coterie").info("site %s is connected to %s as node %d", name, superlink, node)
+
+
+def run(
+    app: Annotated[Path, Parameter(help="Folder of the app.")] = Path(),
+    *,
+    certs: Annotated[Path, _option("The server's folder of the keys.")] = Path("certs/server"),
+    superlink: Annotated[str, _option("Address of the SuperLink, which runs on this machine.")] = "127.0.0.1:8000",
+    out: Out = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run an app over the sites that are connected, on the machine of the SuperLink."""
+    _require_flower()
+    from coterie.deploy.server import Deployment
+
+    deployment = Deployment.read(app / "federation" / "settings.toml")
+    place = out or NewFolder(RUNS, f"{deployment.method.name}-{deployment.task.name}-sites")
+    folder = place.make() if isinstance(place, NewFolder) else place
+    if out is not None:
+        require_empty(folder)
+    (folder / "deployment").mkdir(parents=True, exist_ok=True)
+    # The app as it is now: a run that goes on later must not find another one.
+    shutil.copytree(app, folder / "deployment" / "app", ignore=shutil.ignore_patterns("runs", "certs", ".*", "site"))
+    connection = {"certs": str(certs.absolute()), "superlink": superlink}
+    _write_connection(folder / "deployment" / "connection.toml", connection)
+    _run_remotely(folder, certs, superlink, as_json)
+
+
+def resume(
+    out: Annotated[Path, Parameter(help="Folder of the run.")],
+    *,
+    superlink: Annotated[str | None, _option("Address of the SuperLink, if it is another now.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a run that was stopped, from its last finished round to the same result."""
+    _require_flower()
+    from coterie.deploy.local import LocalFederation
+    from coterie.deploy.server import Deployment
+
+    folder = out / "deployment"
+    if not (folder / "app").is_dir():
+        raise SettingsError(f"{out}: not a run over real sites (it has no deployment/app)")
+    if (folder / "connection.toml").is_file():
+        known = read_table(folder / "connection.toml")
+        _run_remotely(out, Path(known["certs"]), superlink or known["superlink"], as_json)
+        return
+    deployment = Deployment.read(folder / "app" / "federation" / "settings.toml")
+    with _resumable(out), following(quiet=as_json) as follower, LocalFederation(folder) as federation:
+        stored = federation.run(out, _watch(follower, deployment.method, deployment.seed))
+    _present(stored, as_json)
+
+
+def _write_connection(path: Path, connection: dict[str, str]) -> None:
+    write_whole(path, tomli_w.dumps(connection))
+
+
+def _run_remotely(out: Path, certs: Path, superlink: str, as_json: bool) -> None:
+    from coterie.deploy.control import Control
+    from coterie.deploy.local import follow
+    from coterie.deploy.server import Deployment
+
+    app = out / "deployment" / "app"
+    deployment = Deployment.read(app / "federation" / "settings.toml")
+    control = Control(superlink, certs / "ca.pem")
+    with _resumable(out), following(quiet=as_json) as follower, _stopped_with(control) as started:
+        started.append(control.start(app, {"out": str(out.absolute())}))
+        stored = follow(control, started[0], out, _watch(follower, deployment.method, deployment.seed))
+    _present(stored, as_json)
+
+
+@contextmanager
+def _stopped_with(control: "Control") -> Iterator[list[int]]:
+    """Stop the runs that are put into the list when the user stops this command."""
+    started: list[int] = []
+    try:
+        yield started
+    except KeyboardInterrupt:
+        for number in started:
+            control.stop(number)
+        raise
+    finally:
+        control.close()
+
+
+def _watch(follower: Follower, method: Method, seed: int) -> Any:
+    lines = follower.watch(method, seed)
+
+    def watch(record: Record) -> None:
+        for line in lines:
+            line.show(record["round"], record)
+
+    return watch
+
+
+@contextmanager
+def _resumable(out: Path) -> Iterator[None]:
+    """Tell how to go on when the user stops what runs inside."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        tell("stopped; to go on:", f"coterie deploy resume {out}", errors)
+        sys.exit(130)
+
+
+def _present(stored: "StoredRun", as_json: bool) -> None:
+    from coterie.report.tables import run_table
+
+    assert stored.summary is not None
+    if as_json:
+        sys.stdout.write(json.dumps(stored.summary) + "\n")
+        return
+    print_table(run_table(stored.summary))
+    trouble = [line for line in _log(stored.path) if " WARNING " in line]
+    if trouble:
+        tell("what went wrong on the way:", f"{len(trouble)} lines in {stored.path / 'log.txt'}", console)
+    tell("written to", stored.path)
+
+
+def _log(path: Path) -> Sequence[str]:
+    log = path / "log.txt"
+    return log.read_text(encoding="utf-8").splitlines() if log.is_file() else ()

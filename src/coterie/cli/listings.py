@@ -1,0 +1,143 @@
+"""What there is to choose from: lists of methods, splits, data sets and nets, and all about each."""
+
+import inspect
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+from cyclopts import Parameter
+from rich.markdown import Markdown
+from rich.table import Table
+from rich.text import Text
+
+from coterie.cli.console import console, print_table, tell
+from coterie.cli.method_docs import About, about, shown_default, write_pages
+from coterie.cli.options import GROUPS
+from coterie.core.errors import SettingsError, unknown
+from coterie.core.registry import Option, first_line, options
+from coterie.data.sources import Source, sources
+from coterie.data.splits import split_rules
+from coterie.data.storage import data_folder
+from coterie.methods import methods
+from coterie.nets import nets
+from coterie.runs.settings import data_options
+
+__all__ = ["plain_table", "show_data", "show_methods", "show_nets", "show_splits"]
+
+
+_WRITE = Parameter(
+    help="Write a page of documentation about each into this folder.", group=GROUPS["Output"], show_default=False
+)
+
+
+def show_methods(
+    name: str | None = None,
+    /,
+    *,
+    write: Annotated[Path | None, _WRITE] = None,
+) -> None:
+    """List the methods, or tell all about one: `coterie methods fedavg`."""
+    if write is not None:
+        if name is not None:
+            raise SettingsError(f"write={write}: writes the pages of all methods; leave out {name}")
+        tell("written to", f"{write}: {len(write_pages(write))} pages")
+    elif name is None:
+        _list(("method", "what it does"), [(key, first_line(methods[key])) for key in methods])
+    else:
+        known = about(name)
+        _describe(name, [known.summary, known.text], (*known.own, *known.common), sections=_sections(known))
+
+
+def _sections(known: About) -> dict[str, Sequence[tuple[str, str]]]:
+    """What happens in a method, and what runs at its clients."""
+    return {"what happens": known.steps, "what runs at a client": known.programs}
+
+
+def show_splits(name: str | None = None, /) -> None:
+    """List the splits, or tell all about one: `coterie splits dirichlet`."""
+    if name is None:
+        _list(("split", "how samples are divided"), [(key, first_line(split_rules[key])) for key in split_rules])
+    else:
+        _describe(name, [inspect.getdoc(split_rules[name])], options(split_rules[name]))
+
+
+def show_data(name: str | None = None, /) -> None:
+    """List the data sets, or tell all about one: `coterie data mnist`."""
+    if name is None:
+        own = ("PATH", "Own data: an .npz file with arrays x and y, or a folder with a folder of images per class.")
+        _list(("data", "what it is"), [*((key, first_line(sources[key])) for key in sources), own])
+        return
+    source = sources[name]
+    _describe(name, [inspect.getdoc(source)], data_options(name), _facts(source))
+
+
+def _facts(source: type[Source]) -> list[tuple[str, str]]:
+    shape = "x".join(map(str, source.shape))
+    facts = [("inputs", f"{shape} in {len(source.labels)} classes"), ("net by default", source.net)]
+    facts += [("terms", source.terms), ("source", source.published.source)]
+    if source.published.layouts:
+        facts.append(("looked for in", f"{data_folder()} (--data-dir or COTERIE_DATA for another folder)"))
+    return facts
+
+
+def show_nets(name: str | None = None, /) -> None:
+    """List the networks with their numbers of parameters, or tell all about one: `coterie nets lenet5`."""
+    if name is None:
+        few = ("digits", "mnist", "cifar10")
+        own = ("module:name", *[""] * len(few), "Own net: a function of the inputs' shape and the number of classes.")
+        rows = [(net, *(_parameters(net, data) for data in few), first_line(nets[net])) for net in nets]
+        _list(("net", *few, "what it is, with its number of parameters for these data sets"), [*rows, own], numeric=few)
+        return
+    if name not in nets:
+        raise unknown("net", name, nets)
+    _describe(name, [inspect.getdoc(nets[name])], (), [(data, _parameters(name, data)) for data in sources])
+
+
+def _parameters(net: str, data: str) -> str:
+    """How many parameters a net has for a data set."""
+    try:
+        with torch.device("meta"):  # nothing is allocated or drawn
+            module = nets[net](sources[data].shape, len(sources[data].labels))
+    except SettingsError:
+        return "–"  # the images are too small for it
+    return f"{sum(parameter.numel() for parameter in module.parameters()):,}"
+
+
+def _describe(
+    name: str,
+    texts: Iterable[str | None],
+    known: Sequence[Option],
+    facts: Sequence[tuple[str, str]] = (),
+    sections: Mapping[str, Sequence[tuple[str, str]]] | None = None,
+) -> None:
+    """All that is written about something, what else is known of it, and its options."""
+    console.print(Text(name, style="bold"))
+    console.print(Markdown("\n\n".join(text for text in texts if text)))
+    if facts:
+        console.print()
+        _list(("", ""), facts)
+    for title, rows_of_two in (sections or {}).items():
+        if rows_of_two:
+            console.print()
+            _list((title, ""), rows_of_two)
+    if known:
+        rows = [(f"--{option.name.replace('_', '-')}", shown_default(option), option.help) for option in known]
+        console.print()
+        _list(("option", "default", "what it means"), rows)
+
+
+def _list(header: Sequence[str], rows: Iterable[Sequence[str]], numeric: Collection[str] = ()) -> None:
+    table = plain_table(header, numeric)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    print_table(table)
+
+
+def plain_table(header: Sequence[str], numeric: Collection[str] = ()) -> Table:
+    """A table without rules, for lists; numeric columns are aligned to the right."""
+    table = Table(header_style="dim", show_header=any(header), box=None, pad_edge=False)
+    for number, name in enumerate(header):
+        side: Literal["left", "right"] = "right" if name in numeric else "left"
+        table.add_column(Text(name), style="bold" if number == 0 else "", justify=side, no_wrap=number == 0)
+    return table

@@ -1,0 +1,150 @@
+"""All about a method, from what is written in its own file: for the terminal, and as pages of documentation."""
+
+import inspect
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Literal, get_args, get_origin
+
+from coterie.clients.programs import Program
+from coterie.core.registry import Option, first_line, options
+from coterie.methods import methods
+from coterie.server.method import Method
+
+__all__ = ["About", "about", "page", "shown_default", "write_pages"]
+
+_COMMAND = "coterie methods --write docs/methods"
+_NOTE = "<!-- Made from docstrings by `{command}`: edit {source} instead. -->\n"
+
+
+@dataclass(frozen=True)
+class About:
+    """What a method's file says."""
+
+    name: str
+    summary: str
+    """The idea in a line, with the reference."""
+    text: str
+    """The idea, the sources of its equations, its symbols, what it sends and what a client gives away."""
+    steps: tuple[tuple[str, str], ...]
+    """What happens before the first round, in a round, and when clients predict."""
+    programs: tuple[tuple[str, str], ...]
+    """What runs at clients, with what each does."""
+    own: tuple[Option, ...]
+    """What this method can be told, its own defaults included."""
+    common: tuple[Option, ...]
+    """What every method can be told."""
+    source: str
+    """Its file, from the root of the project."""
+
+
+def about(name: str) -> About:
+    """All that is written about a method."""
+    cls = methods[name]
+    summary, _, rest = (inspect.getdoc(cls) or "").partition("\n")
+    common = options(Method)
+    return About(
+        name,
+        summary,
+        "\n\n".join(text for text in (rest.strip(), inspect.getdoc(sys.modules[cls.__module__])) if text),
+        tuple((step, first_line(getattr(cls, step))) for step in ("begin", "round", "serve")),
+        tuple((_call(made), first_line(made)) for made in _programs(cls)),
+        tuple(option for option in options(cls) if option not in common),
+        tuple(option for option in options(cls) if option in common),
+        f"src/{cls.__module__.replace('.', '/')}.py",
+    )
+
+
+def _programs(cls: type[Method]) -> list[Program]:
+    """The programs that a method runs: those that its code names."""
+    found: dict[str, Program] = {}
+    for attribute in dir(cls):
+        function = inspect.getattr_static(cls, attribute)
+        if inspect.isfunction(function):
+            named = (function.__globals__.get(name) for name in _names(function.__code__))
+            found |= {made.name: made for made in named if isinstance(made, Program)}
+    return list(found.values())
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The global names in a function, and in functions and comprehensions inside of it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
+
+
+def _call(program: Program) -> str:
+    return f"{program.name.rpartition('.')[2]}({', '.join(program.inputs)})"
+
+
+def shown_default(option: Option) -> str:
+    """An option's default as one would write it on the command line, and what else it can be."""
+    default = option.default
+    if isinstance(default, tuple):
+        return ",".join(map(str, default))
+    if isinstance(default, bool):
+        return str(default).lower()
+    words = "" if default is None else str(default)
+    others = [str(word) for word in get_args(option.type) if word != default]
+    return f"{words} (or {', '.join(others)})" if get_origin(option.type) is Literal and others else words
+
+
+def page(name: str) -> str:
+    """A method's page of documentation, in Markdown."""
+    known = about(name)
+    steps = {"begin": "before the first round", "round": "in a round", "serve": "what a client predicts with"}
+    parts = [
+        f"# {name}",
+        known.summary,
+        known.text,
+        "## What happens",
+        _table(("when", "what"), [(steps[step], said) for step, said in known.steps]),
+    ]
+    if known.programs:
+        parts += ["## What runs at a client", _table(("program", "what it does"), _code(known.programs))]
+    if known.own:
+        parts += ["## Options", _options(known.own)]
+    parts.append(
+        f"Rounds, participation and local training are told as to [every method](README.md). "
+        f"`coterie run {name} --help` shows everything."
+    )
+    return _finished(known.source, parts)
+
+
+def index(names: Sequence[str]) -> str:
+    """The page that lists the methods, and what all of them can be told."""
+    rows = [(f"[{name}]({name}.md)", first_line(methods[name])) for name in names]
+    parts = ["# Methods", _table(("method", "what it does"), rows)]
+    parts += ["## Options of every method", _options(options(Method))]
+    return _finished("the files in src/coterie/methods", parts)
+
+
+def write_pages(folder: Path, names: Iterable[str] | None = None) -> list[Path]:
+    """Write a page for each method, and one that lists them; what is there already is replaced."""
+    names = list(methods) if names is None else list(names)
+    folder.mkdir(parents=True, exist_ok=True)
+    pages = {name: page(name) for name in names} | {"README": index(names)}
+    for name, text in pages.items():
+        (folder / f"{name}.md").write_text(text, encoding="utf-8")
+    return [folder / f"{name}.md" for name in pages]
+
+
+def _finished(source: str, parts: Iterable[str]) -> str:
+    return "\n\n".join([_NOTE.format(command=_COMMAND, source=source).strip(), *parts]) + "\n"
+
+
+def _options(known: Iterable[Option]) -> str:
+    rows = [(f"`--{option.name.replace('_', '-')}`", shown_default(option), option.help) for option in known]
+    return _table(("option", "default", "what it means"), rows)
+
+
+def _code(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [(f"`{code}`", text) for code, text in rows]
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

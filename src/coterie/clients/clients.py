@@ -1,0 +1,493 @@
+"""What a program may do on clients: train, evaluate, predict, describe, remember.
+
+`Clients` stands for one client or for many at once. In simulation a program runs on a hundred stacked clients in one
+go, on a real site on one. Everything that goes in or comes out has the client as its first axis.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.clients.letters import Letter, Letters, checked_content
+from coterie.clients.memory import Memory, Value
+from coterie.core.errors import CoterieError, SettingsError
+from coterie.core.randomness import generator
+from coterie.data.population import Pool, Shard
+from coterie.nets.net import Net
+from coterie.nets.stacks import Changes, Models, Stack
+from coterie.training.evaluation import Questions, measured, predictions, rows_at_once
+from coterie.training.forms import Form
+from coterie.training.local import LocalTraining
+from coterie.training.loop import Lane, Objective, Terms, Trained, Work, cross_entropy
+
+__all__ = ["Clients", "Evaluation", "Known", "Round", "new_models"]
+
+
+@dataclass(frozen=True)
+class Round:
+    """Where in a run a program is called, as far as clients must know."""
+
+    seed: int = 0
+    number: int = 0
+    """The round, counted from 1; 0 is before the first."""
+    scoring: bool = False
+    """Whether test data may be read."""
+    keep_last: bool = False
+    """Whether clients keep the model that they trained last, for the view `last`."""
+    run: str = ""
+    """The run, where several can reach the same sites."""
+    phase: int = 0
+    """The number of the call within the round."""
+    test_data: bool = False
+    """Whether a method may read clients' test data: only in protocols that do, whose tables say so."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How models do on clients' data: [client], or [client, model] where each has several. It lies on the host."""
+
+    correct: Tensor
+    """Samples whose label is predicted."""
+    correct_top5: Tensor
+    """Samples whose label is among the five likeliest."""
+    loss_sum: Tensor
+    """Cross-entropy, summed over samples."""
+    samples: Tensor
+    """How many samples there are, [client]."""
+
+    def _per_sample(self, values: Tensor) -> Tensor:
+        samples = self.samples.reshape(-1, *[1] * (values.dim() - 1))
+        return values.double() / samples  # 0 samples give NaN: there is nothing to say about them
+
+    @property
+    def accuracy(self) -> Tensor:
+        """Share of correct predictions."""
+        return self._per_sample(self.correct)
+
+    def accuracy_of(self, top: int) -> Tensor:
+        """Share of samples whose label is among the `top` (1 or 5) likeliest."""
+        return self.accuracy if top == 1 else self._per_sample(self.correct_top5)
+
+    @property
+    def loss(self) -> Tensor:
+        """Mean cross-entropy."""
+        return self._per_sample(self.loss_sum)
+
+
+Known = dict[tuple[str, str], tuple[bytes, Evaluation]]
+"""How several models last did on a client's data, by client and part, with a digest of the models."""
+
+
+class Clients:
+    """One client or many, as a program sees them."""
+
+    def __init__(
+        self,
+        net: Net,
+        pool: Pool,
+        shards: Sequence[Shard],
+        form: Form,
+        at: Round,
+        memory: Memory | None = None,
+        common: np.ndarray | None = None,
+        letters: Letters | None = None,
+        known: Known | None = None,
+    ) -> None:
+        self.net, self._pool, self._shards, self._form, self._at = net, pool, tuple(shards), form, at
+        self._memory, self._common = memory or Memory(len(self._shards)), common
+        self._received = letters or Letters()
+        self._known: Known = {} if known is None else known
+        self.kept: dict[str, Value] = {}
+        """What the program has told the clients to keep."""
+        self.written: list[Letter] = []
+        """The letters that the program has written."""
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the clients are called."""
+        return tuple(shard.name for shard in self._shards)
+
+    @property
+    def round(self) -> int:
+        """The round, counted from 1."""
+        return self._at.number
+
+    @property
+    def sizes(self) -> Tensor:
+        """Training samples, [client]."""
+        return self._counts(self._part("train"))
+
+    def _part(self, part: str) -> list[np.ndarray]:
+        """The samples of each client in a part; `global` is the common test set."""
+        allowed = self._at.scoring or (part == "test" and self._at.test_data)
+        if part in ("test", "global") and not allowed:
+            raise CoterieError("test data is for scoring only: a method can reach train and validation data")
+        if part == "global":
+            return [np.empty(0, np.int64) if self._common is None else self._common] * len(self)
+        if part not in ("train", "validation", "test"):
+            raise SettingsError(f"on={part!r}: train or validation")
+        return [shard.part(part) for shard in self._shards]
+
+    def _counts(self, parts: Sequence[np.ndarray]) -> Tensor:
+        return torch.tensor([len(part) for part in parts], device=self._pool.device)
+
+    def generators(self, purpose: str) -> list[np.random.Generator]:
+        """A generator for each client, keyed by purpose, round and client."""
+        return [generator(self._at.seed, purpose, self._at.number, name) for name in self.names]
+
+    def initial(self, net: Net | None = None) -> Models:
+        """The model that every run of this seed starts from, for each client; or one of another net."""
+        return new_models(net or self.net, self._at.seed).expand(len(self))
+
+    # Remembering
+
+    def state(self, name: str, otherwise: Value | None = None) -> Any:
+        """What the clients keep under a name; `otherwise` for those that keep nothing yet."""
+        return _sent(self._recalled(name, otherwise), self._pool.device)
+
+    def _recalled(self, name: str, otherwise: Value | None) -> Any:
+        """What the clients keep under a name, wherever that is."""
+        if name in self.kept:
+            return self.kept[name]
+        if name not in self._memory:
+            if otherwise is None:
+                raise CoterieError(f"clients keep nothing under {name!r}: give a value to start from")
+            return otherwise
+        value, known = self._memory.values[name], self._memory.known[name]
+        if known.all():
+            return value
+        if otherwise is None:
+            missing = [client for client, has in zip(self.names, known.tolist(), strict=True) if not has]
+            raise CoterieError(f"client {missing[0]} keeps nothing under {name!r}: give a value to start from")
+        known = known.reshape(-1, *[1] * (len(value.shape) - 1))
+        if isinstance(value, Stack):
+            others = otherwise.to(self._pool.device)
+            return _sent(value, self._pool.device).where(known, others)
+        assert isinstance(otherwise, Tensor)
+        return torch.where(known.to(value.device), value, otherwise.to(value))
+
+    def keep(self, **values: Value) -> None:
+        """Keep values, one row per client, until the next call that changes them. A lost round leaves no trace."""
+        for name, value in values.items():
+            if not isinstance(value, Value):
+                raise CoterieError(f"keep({name}=...): a tensor or models, not {type(value).__name__}")
+            if not value.shape or value.shape[0] != len(self):
+                raise CoterieError(f"keep({name}=...): shape {tuple(value.shape)} for {len(self)} clients")
+            self.kept[name] = value
+
+    def _add(self, name: str, amount: Tensor) -> None:
+        """Let clients count something for the record."""
+        self.kept[name] = self._recalled(name, torch.zeros_like(amount)) + amount
+
+    @property
+    def steps_taken(self) -> Tensor:
+        """Steps that the clients have trained so far in the run, [client], on the host."""
+        return self._recalled("_steps", torch.zeros(len(self), dtype=torch.int64))
+
+    @property
+    def rounds_taken(self) -> Tensor:
+        """Rounds in which the clients have trained so far, [client], on the host."""
+        return self._recalled("_rounds", torch.zeros(len(self), dtype=torch.int64))
+
+    def _training_call(self) -> Tensor:
+        """The number of each client's training call within the round, [client], which keys its draws."""
+        calls = self._recalled("_calls", torch.tensor([[-1, 0]]).expand(len(self), 2))
+        number = torch.where(calls[:, 0] == self.round, calls[:, 1], 0)
+        self.kept["_calls"] = torch.stack([torch.full_like(number, self.round), number + 1], dim=1)
+        return number
+
+    # Writing to each other
+
+    def write(self, row: int, receiver: str, subject: str, **content: Tensor) -> None:
+        """Let a client, by its row, write tensors to another by its name. Only that one's programs can read them."""
+        self.written.append(Letter(self.names[row], receiver, subject, checked_content(content)))
+
+    def letters(self, row: int, subject: str | None = None) -> list[Letter]:
+        """What a client, by its row, has received with this call, in the order of senders; on one subject if named."""
+        found = [letter for letter in self._received.to(self.names[row]) if subject in (None, letter.subject)]
+        return sorted(found, key=lambda letter: letter.sender)
+
+    # Training
+
+    def train(
+        self,
+        start: Models,
+        local: LocalTraining,
+        *,
+        epochs: Tensor | Sequence[float] | None = None,
+        pull: float | Tensor = 0.0,
+        anchor: Models | None = None,
+        push: Changes | None = None,
+        trains: str | Iterable[str] = "all",
+        objective: Objective = cross_entropy,
+        sample_weights: Tensor | None = None,
+    ) -> Trained:
+        """Train one model per client on the client's own training samples.
+
+        `epochs` [client] replaces the number in `local`. The gradient gets `pull * (model - anchor) + push`; the anchor
+        is where training starts, unless another is given. `trains` is the part that moves. `sample_weights`
+        [client, sample] weigh the samples in the objective. Models may be of another net than the federation's, such as
+        a GAN: that counts neither as steps nor as a round of the client, and is meant to happen once in a round.
+        """
+        if start.shape != (len(self),):
+            raise CoterieError(
+                f"start of shape {start.shape} for {len(self)} clients: training takes one model for each"
+            )
+        purpose = (self._at.seed, "train", self.round)
+        terms = Terms.of(start, pull, anchor, push, trains)
+        if start.net.parameters != self.net.parameters:
+            lanes = self._lanes([(*purpose, name, start.net.name) for name in self.names], local, epochs)
+            return self._train(Work(self._pool, lanes, start, terms, objective, sample_weights))
+        calls = self._training_call()
+        keys = [(*purpose, name, call) for name, call in zip(self.names, calls.tolist(), strict=True)]
+        lanes = self._lanes(keys, local, epochs)
+        trained = self._train(Work(self._pool, lanes, start, terms, objective, sample_weights))
+        self._add("_steps", torch.tensor([lane.steps for lane in lanes]))
+        self._add("_rounds", (calls == 0).long())
+        if self._at.keep_last:
+            self.kept["_last"] = trained.models
+        return trained
+
+    def adapt(self, start: Models, local: LocalTraining) -> Models:
+        """Models after some local training that nobody remembers: for scoring, and for trying something out."""
+        lanes = self._lanes([(self._at.seed, "adapt", self.round, name, 0) for name in self.names], local)
+        return self._train(Work(self._pool, lanes, start, Terms(), cross_entropy)).models
+
+    def _lanes(
+        self,
+        keys: Sequence[tuple[Any, ...]],
+        local: LocalTraining,
+        epochs: Tensor | Sequence[float] | None = None,
+    ) -> list[Lane]:
+        """The clients as lanes of the training loop, with draws by these keys."""
+        passes = [None] * len(self) if epochs is None else torch.as_tensor(epochs, dtype=torch.float64).tolist()
+        for shard in self._shards:
+            if not len(shard.train):
+                raise CoterieError(f"client {shard.name} has no training samples")
+        return [
+            Lane(shard.train, key, local.steps_for(len(shard.train), number), local)
+            for shard, key, number in zip(self._shards, keys, passes, strict=True)
+        ]
+
+    def _train(self, work: Work) -> Trained:
+        models, losses = self._form.train(work)
+        # As float64: in `steps * rate` whole numbers would be rounded to float32, whatever the models are in.
+        steps = torch.tensor([lane.steps for lane in work.lanes], dtype=torch.float64, device=work.pool.device)
+        return Trained(models, steps, losses, self.sizes)
+
+    # Evaluating and describing
+
+    def evaluate(self, models: Models, on: str = "train", mixture: Tensor | None = None) -> Evaluation:
+        """How one model per client [client], or several [client, model], do on the clients' own data.
+
+        With a `mixture` [client, model] each client's models are one predictor: their probabilities, so weighted.
+        """
+        return self.evaluate_each(models, (on,), mixture)[0]
+
+    def evaluate_each(
+        self, models: Models, parts: Sequence[str], mixture: Tensor | None = None
+    ) -> tuple[Evaluation, ...]:
+        """The same on several parts of the clients' data, in one go where that can be done."""
+        self._check_stack(models, "models")
+        several = len(models.shape) > 1 and mixture is None
+        stack = models if len(models.shape) > 1 else models.inserted(1)
+        samples = self._samples(parts)
+        counts = torch.from_numpy(samples.sizes).reshape(len(self), -1)
+        rank, loss = self._judged(stack, samples, mixture).numpy()  # [model, sample]
+        # Summed on the host, part by part: so the last bits depend on nothing else.
+        scores = np.stack([rank == 0, rank < 5, loss], dtype=np.float64, casting="unsafe")
+        totals = np.zeros((3, len(scores[0]), len(samples.sizes)))
+        there = samples.sizes > 0
+        if there.any():
+            totals[:, :, there] = np.add.reduceat(scores, samples.first[there], axis=2)
+        sums = torch.from_numpy(totals.reshape(3, -1, len(self), len(parts))).movedim(1, -1)
+        results = []
+        for number in range(len(parts)):
+            correct, correct_top5, loss_sum = (sums if several else sums[..., 0])[:, :, number]
+            results.append(Evaluation(correct, correct_top5, loss_sum, counts[:, number]))
+        return tuple(results)
+
+    def best_fit(self, models: Models, on: str = "train") -> Tensor:
+        """Which of several models per client has the lowest loss on its own data, [client].
+
+        The first of equals is taken; a loss that is not a number is never the lowest. A client without samples of this
+        kind goes by its training data.
+        """
+        if models.shape[1] == 1:
+            return torch.zeros(len(self), dtype=torch.int64)
+        result = self._evaluated(models, on)
+        loss = result.loss
+        if on != "train" and not (result.samples > 0).all():
+            loss = torch.where(result.samples[:, None] > 0, loss, self._evaluated(models, "train").loss)
+        return loss.nan_to_num(nan=torch.inf).argmin(dim=1)
+
+    def _evaluated(self, models: Models, on: str) -> Evaluation:
+        """The same as `evaluate`, computed once: what a client is served is often what it chooses from next.
+
+        Only where it is computed alone: among others the last bits would depend on who they were, and those of a
+        resumed run on where it was resumed. And never on test data, where who asks matters.
+        """
+        if len(self) > 1 or on not in ("train", "validation"):
+            return self.evaluate(models, on)
+        key, digest = (self.names[0], on), _digest(models)
+        if key not in self._known or self._known[key][0] != digest:
+            self._known[key] = digest, self.evaluate(models, on)
+        return self._known[key][1]
+
+    def losses(self, models: Models, on: str = "train") -> Tensor:
+        """Cross-entropy of every sample under several models per client, [client, model, sample].
+
+        The samples are in the order in which `Batch.index` counts them; a client with fewer than the others has NaN
+        behind its last one. Nothing is augmented and no noise is drawn.
+        """
+        self._check_stack(models, "models")
+        if len(models.shape) != 2:
+            raise CoterieError(f"models of shape {models.shape}: losses are of several models per client")
+        samples = self._samples((on,))
+        values = torch.full((len(self), models.shape[1], max(samples.sizes)), torch.nan, dtype=torch.float64)
+        values[samples.owner, :, samples.place] = self._judged(models, samples)[1].double().T
+        return values.to(self._pool.device)
+
+    def _samples(self, parts: Sequence[str]) -> "_Samples":
+        """The clients' samples in some parts."""
+        found = [self._part(part) for part in parts]
+        return _Samples.of(found) if "global" in parts else _samples_of(self._shards, tuple(parts))
+
+    def _judged(self, models: Models, samples: "_Samples", mixture: Tensor | None = None) -> Tensor:
+        """Rank and loss of all samples of all clients, one after another, under models [client, model].
+
+        The result is [2, model, sample], on the host. With a `mixture` [client, model] the models are one predictor.
+        """
+        owner = torch.from_numpy(samples.owner)
+        rows: Any = slice(None)
+        place: Any = slice(None)
+        # A stack that was expanded over the clients repeats the same rows: all data goes through each model at once.
+        if len(self) == 1 or models.parameters.stride(0) == 0:
+            # Clients that are tested on the same samples get the same answers: they are computed once.
+            questions = Questions(self._pool, models[0], [samples.once] * models.shape[1])
+            if samples.number is not None:
+                place = torch.from_numpy(samples.number)
+        else:
+            columns = models.shape[1]
+            questions = Questions(self._pool, models.flattened(), [own for own in samples.each for _ in range(columns)])
+            rows, place = owner * columns + torch.arange(columns)[:, None], torch.from_numpy(samples.place)
+        if mixture is None:
+            return self._form.judge(questions)[:, rows, place]
+        outputs = predictions(self._form.outputs, questions)[rows, place]
+        labels = self._pool.y[torch.from_numpy(samples.every).to(self._pool.device)]
+        return measured(_mixed(outputs, mixture[owner.to(mixture.device)].T)[None], labels).cpu()
+
+    def samples(self, row: int, on: str = "train") -> tuple[Tensor, Tensor]:
+        """The prepared inputs [sample, ...] and labels [sample] of one client, by its row."""
+        index = torch.from_numpy(self._part(on)[row]).to(self._pool.device)
+        return self._pool.inputs(index), self._pool.y[index]
+
+    def inputs(self, on: str = "train") -> Tensor:
+        """The clients' prepared inputs [client, row, ...]; all must have the same number of samples."""
+        parts = self._part(on)
+        if len({len(part) for part in parts}) > 1:
+            raise CoterieError("inputs: the clients have unequal numbers of samples, which do not fit in one tensor")
+        return self._pool.inputs(torch.from_numpy(np.stack(parts)).to(self._pool.device))
+
+    def predict(self, models: Models, inputs: Tensor) -> Tensor:
+        """What models [client] or [client, model] give for prepared inputs [client, row, ...].
+
+        The result is [client, row, class] or [client, model, row, class], before the softmax.
+        """
+        self._check_stack(models, "models")
+        if len(models.shape) > 1:
+            columns = [self.predict(models[:, column], inputs) for column in range(models.shape[1])]
+            return torch.stack(columns, dim=1)
+        blocks = inputs.to(self.net.dtype).split(rows_at_once(self.net, len(self)), dim=1)
+        return torch.cat([self._form.outputs(models, block, shared=False) for block in blocks], dim=1)
+
+    def label_counts(self, on: str = "train") -> Tensor:
+        """How often each client has each label, [client, class]."""
+        parts, classes = self._part(on), self.net.classes
+        labels = self._pool.y[torch.from_numpy(np.concatenate(parts)).to(self._pool.device)]
+        owner = torch.arange(len(parts), device=labels.device).repeat_interleave(self._counts(parts))
+        return torch.bincount(owner * classes + labels, minlength=len(parts) * classes).reshape(-1, classes)
+
+    def _check_stack(self, models: Models, name: str) -> None:
+        if not models.shape or models.shape[0] != len(self):
+            raise CoterieError(f"{name} of shape {models.shape} for {len(self)} clients: the first axis is the client")
+
+
+def _digest(models: Models) -> bytes:
+    """Tells models from others."""
+    total = hashlib.sha256()
+    for tensor in models.tensors:
+        total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return total.digest()
+
+
+def _mixed(outputs: Tensor, weights: Tensor) -> Tensor:
+    """The logarithm of the mixed probabilities of models: outputs [model, ..., class], weights [model, ...]."""
+    shares = weights.to(outputs).clamp(min=1e-30).log().unsqueeze(-1)
+    return torch.logsumexp(outputs.log_softmax(dim=-1) + shares, dim=0)
+
+
+def _sent(value: Value, device: torch.device) -> Any:
+    """A value on a device. What goes from the host to a GPU is not waited for."""
+    return value.to(device, non_blocking=device.type == "cuda")
+
+
+@dataclass(frozen=True, eq=False)
+class _Samples:
+    """Samples of clients in some parts of their data, client after client and part after part."""
+
+    each: list[np.ndarray]
+    """Those of each client, as places in the pool."""
+    every: np.ndarray
+    """Those of all."""
+    sizes: np.ndarray
+    """How many there are of each client in each part, one after another."""
+    first: np.ndarray
+    """Where these begin among all."""
+    owner: np.ndarray
+    """Whose each of all samples is."""
+    place: np.ndarray
+    """Its place among its client's own."""
+    once: np.ndarray
+    """Those of all without repetitions."""
+    number: np.ndarray | None
+    """The places of all samples in `once`, if some were repeated."""
+
+    @classmethod
+    def of(cls, parts: Sequence[Sequence[np.ndarray]]) -> "_Samples":
+        """The samples of clients, given by part."""
+        each = list(parts[0]) if len(parts) == 1 else [np.concatenate(own) for own in zip(*parts, strict=True)]
+        every = np.concatenate(each)
+        sizes = np.array([len(part) for own in zip(*parts, strict=True) for part in own])
+        own = np.array([len(samples) for samples in each])
+        owner = np.repeat(np.arange(len(each)), own)
+        place = np.arange(len(every)) - (np.cumsum(own) - own)[owner]
+        once = np.unique(every)
+        repeated = len(once) < len(every)
+        number = np.searchsorted(once, every) if repeated else None
+        first = np.cumsum(sizes) - sizes
+        return cls(each, every, sizes, first, owner, place, once if repeated else every, number)
+
+
+@lru_cache(maxsize=32)
+def _samples_of(shards: Sequence[Shard], parts: Sequence[str]) -> _Samples:
+    return _Samples.of([[shard.part(part) for shard in shards] for part in parts])
+
+
+def new_models(net: Net, seed: int, count: int | None = None, first: int = 0) -> Models:
+    """Freshly initialised models, [count] or a single one: the same for the same seed, each different.
+
+    `first` leaves out so many of them, for another draw.
+    """
+    numbers = range(first, first + (count or 1))
+    rows = [Models(net, *net.new(seed, number)) for number in numbers]
+    return rows[0] if count is None else Models.stack(rows)

@@ -1,0 +1,71 @@
+"""Letters: what one client's program writes to another client's.
+
+A method routes letters and never opens them. In simulation the content simply stays where it is; over a real network a
+site seals it for the receiver before it leaves (`coterie.clients.sealing`), and the server relays bytes that it
+cannot read.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from coterie.core.errors import CoterieError
+from coterie.core.records import record
+
+__all__ = ["Letter", "Letters"]
+
+
+@record
+@dataclass(frozen=True, eq=False)
+class Letter:
+    """A letter from one client to another. What is on the envelope, anybody who carries it can see."""
+
+    sender: str
+    receiver: str
+    subject: str
+    """What it is about, for the ledger; visible to the server."""
+    content: Any
+    """Tensors by name, or sealed bytes while it travels."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the content."""
+        if isinstance(self.content, Mapping):
+            return sum(tensor.numel() * tensor.element_size() for tensor in self.content.values())
+        return len(self.content)
+
+
+class Letters:
+    """Letters on their way. A method can count them and hand them on, and that is all."""
+
+    def __init__(self, letters: Iterable[Letter] = ()) -> None:
+        self._letters = tuple(letters)
+
+    def __len__(self) -> int:
+        return len(self._letters)
+
+    def __add__(self, more: "Letters") -> "Letters":
+        return Letters((*self._letters, *more._letters))
+
+    def envelopes(self) -> Iterator[tuple[str, str, str, int]]:
+        """Sender, receiver, subject and size of each letter: all that is known without opening one."""
+        return ((letter.sender, letter.receiver, letter.subject, letter.size) for letter in self._letters)
+
+    def without(self, senders: Iterable[str]) -> "Letters":
+        """The letters that are not from these clients."""
+        left_out = set(senders)
+        return Letters(letter for letter in self._letters if letter.sender not in left_out)
+
+    def to(self, receiver: str) -> tuple[Letter, ...]:
+        """The letters for a client, for engines that deliver them."""
+        return tuple(letter for letter in self._letters if letter.receiver == receiver)
+
+
+def checked_content(content: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The content of a letter, if it consists of tensors."""
+    for name, value in content.items():
+        if not isinstance(value, Tensor):
+            raise CoterieError(f"letter: {name} is {type(value).__name__}, not a tensor")
+    return dict(content)

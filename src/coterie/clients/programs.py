@@ -1,0 +1,120 @@
+"""Programs: the clients' side of a protocol, as ordinary functions over `Clients`.
+
+A program is registered under the module and name of its function. What runs on a client is always the client's own
+registered function: a call names it, and never brings code along.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import update_wrapper
+from typing import Any
+
+from torch import Tensor
+
+from coterie.clients.clients import Clients
+from coterie.clients.memory import Value
+from coterie.core.errors import CoterieError, SettingsError, unknown
+from coterie.core.records import stored_name
+from coterie.nets.stacks import Models
+from coterie.training.local import LocalTraining
+
+__all__ = [
+    "Program",
+    "choose",
+    "evaluate",
+    "label_histogram",
+    "predict",
+    "program",
+    "program_named",
+    "programs",
+    "train",
+]
+
+Outputs = Mapping[str, Value]
+
+programs: dict[str, "Program"] = {}
+"""All programs by name."""
+
+
+class Program:
+    """A registered function `(clients, *inputs, **settings) -> outputs`; outputs have the client as first axis."""
+
+    def __init__(self, function: Callable[..., Any], scoring: bool = False, letters: bool = False) -> None:
+        self.function, self.scoring, self.letters = function, scoring, letters
+        self.name = stored_name(function)
+        parameters = list(inspect.signature(function).parameters.values())
+        if not parameters:
+            raise SettingsError(f"program {self.name}: its first parameter must be the clients")
+        self.inputs = [parameter.name for parameter in parameters[1:]]
+        update_wrapper(self, function)
+
+    def __call__(self, clients: Clients, **inputs: Any) -> dict[str, Value]:
+        """Run on clients and check what comes out."""
+        outputs = self.function(clients, **inputs)
+        if isinstance(outputs, Models):
+            outputs = {"model": outputs}
+        if not isinstance(outputs, Mapping | None):
+            raise CoterieError(f"program {self.name}: gives {type(outputs).__name__}, not outputs by name or models")
+        outputs = dict(outputs or {})
+        for name, value in outputs.items():
+            if not isinstance(value, Tensor) and not hasattr(value, "tensors"):
+                kind = type(value).__name__
+                raise CoterieError(f"program {self.name}: output {name!r} is {kind}, not a tensor or models")
+            if not value.shape or value.shape[0] != len(clients):
+                raise CoterieError(
+                    f"program {self.name}: output {name!r} has shape {tuple(value.shape)} for {len(clients)} clients"
+                )
+        return outputs
+
+
+def program(function: Callable[..., Any] | None = None, *, scoring: bool = False, letters: bool = False) -> Any:
+    """Register a function as a program.
+
+    `scoring` ones may read test data, and no method can run them. Those with `letters` may write to other clients:
+    over a real network the receivers' keys are fetched before such a program runs.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Program:
+        made = Program(function, scoring, letters)
+        programs[made.name] = made
+        return made
+
+    return decorate if function is None else decorate(function)
+
+
+def program_named(name: str) -> Program:
+    """A registered program by its name."""
+    if name not in programs:
+        raise unknown("program", name, programs)
+    return programs[name]
+
+
+@program
+def train(clients: Clients, start: Models, local: LocalTraining, pull: float = 0.0) -> Outputs:
+    """Train on the client's own data, pulled towards the start if asked: the client of FedAvg and FedProx."""
+    return {"model": clients.train(start, local, pull=pull).models}
+
+
+@program
+def evaluate(clients: Clients, models: Models, on: str = "validation") -> Outputs:
+    """Accuracy and mean loss of models on the client's own data, and on how many samples; 0 where there are none."""
+    result = clients.evaluate(models, on)
+    return {"accuracy": result.accuracy.nan_to_num(0), "loss": result.loss.nan_to_num(0), "evaluated": result.samples}
+
+
+@program
+def choose(clients: Clients, models: Models, on: str = "train") -> Outputs:
+    """Which of several models fits the client's own data best."""
+    return {"choice": clients.best_fit(models, on)}
+
+
+@program
+def label_histogram(clients: Clients, on: str = "train") -> Outputs:
+    """How often the client has each label."""
+    return {"label_histogram": clients.label_counts(on)}
+
+
+@program
+def predict(clients: Clients, models: Models, inputs: Tensor) -> Outputs:
+    """What models give for prepared inputs, before the softmax."""
+    return {"predictions": clients.predict(models, inputs)}

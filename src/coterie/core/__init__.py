@@ -1,0 +1,1 @@
+"""What everything rests on: errors, keyed randomness, things chosen by name, files."""

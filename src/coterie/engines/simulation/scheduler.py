@@ -1,0 +1,359 @@
+"""Several runs at once: what they train and what they ask of models at the same time is computed together.
+
+Every run goes on in a thread of its own, as ordinary code that knows nothing of the others, and only one thread is ever
+at work. A run that wants to compute waits until all others want to, or have ended; then what fits together is computed
+together, and trainings that have no step in common side by side. Answers come first: trainings wait until every run
+wants to train, so that runs that ask more than others do not train alone. On a GPU five small runs so take little
+longer than one. The outcome of a run is what it is alone, but for the rounding of sums.
+"""
+
+import logging
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from coterie.engines import torch_flags
+from coterie.nets.stacks import Models
+from coterie.training.evaluation import Questions, rows_at_once
+from coterie.training.forms import Form
+from coterie.training.graphs import objective_key
+from coterie.training.loop import Terms, Work
+
+__all__ = ["Meeting"]
+
+log = logging.getLogger("coterie")
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class _Request(ABC):
+    """What one run wants computed."""
+
+    trains: ClassVar[bool] = False
+
+    result: Any = None
+    error: Exception | None = None
+    settings: Callable[[], AbstractContextManager[None]] = field(default_factory=torch_flags.current)
+    """Torch's settings in the program that asks."""
+
+    @abstractmethod
+    def kind(self) -> Hashable:
+        """What must be the same for requests to be computed together."""
+
+    @abstractmethod
+    def count(self) -> int:
+        """How many models there are."""
+
+    @abstractmethod
+    def answer(self, inner: Form, group: Sequence[Any]) -> Sequence[Any]:
+        """The results of a group of requests of this kind."""
+
+
+@dataclass(eq=False, kw_only=True)
+class _Training(_Request):
+    """Models to train."""
+
+    trains = True
+
+    work: Work
+
+    def kind(self) -> Hashable:
+        work, terms = self.work, self.work.terms
+        trains = None if terms.trains is None else terms.trains.cpu().numpy().tobytes()
+        there = tuple(part is None for part in (terms.pull, terms.anchor, terms.push, work.sample_weights))
+        optimizer = work.lanes[0].local.optimizer
+        return id(work.pool), id(work.start.net), objective_key(work.objective), optimizer, trains, there
+
+    def count(self) -> int:
+        return len(self.work.lanes)
+
+    def rows(self) -> int:
+        """How many rows the largest batch has."""
+        return max(lane.local.batch or len(lane.index) for lane in self.work.lanes)
+
+    def answer(self, inner: Form, group: Sequence["_Training"]) -> Sequence[tuple[Models, Tensor]]:
+        (answers,) = self.answers(inner, [group])
+        return answers
+
+    @classmethod
+    def answers(cls, inner: Form, groups: Sequence[Sequence["_Training"]]) -> list[list[tuple[Models, Tensor]]]:
+        """The results of groups of different kinds, which are trained side by side."""
+        found = []
+        for group, (models, losses) in zip(groups, inner.train_all([cls._joined(g) for g in groups]), strict=True):
+            parts = _split(group, *models.tensors, losses)
+            found.append([(Models(models.net, parameters, buffers), loss) for parameters, buffers, loss in parts])
+        return found
+
+    @staticmethod
+    def _joined(group: Sequence["_Training"]) -> Work:
+        """The works of a group as one."""
+        works = [request.work for request in group]
+        weights = [work.sample_weights for work in works if work.sample_weights is not None]
+        most = max((weight.shape[1] for weight in weights), default=0)
+        return replace(
+            works[0],
+            lanes=[lane for work in works for lane in work.lanes],
+            start=Models.cat([work.start for work in works]),
+            terms=Terms.cat([work.terms for work in works]),
+            sample_weights=torch.cat([pad(own, (0, most - own.shape[1])) for own in weights]) if weights else None,
+        )
+
+
+@dataclass(eq=False, kw_only=True)
+class _Judging(_Request):
+    """Models to ask about samples."""
+
+    questions: Questions
+
+    def kind(self) -> Hashable:
+        return "judge", id(self.questions.pool), id(self.questions.models.net)
+
+    def count(self) -> int:
+        return len(self.questions.places)
+
+    def answer(self, inner: Form, group: Sequence["_Judging"]) -> Sequence[Tensor]:
+        asked = [request.questions for request in group]
+        first = asked[0].places[0]
+        if all(one.shared and np.array_equal(one.places[0], first) for one in asked):
+            # Runs of the same world ask about the same samples, which are prepared once.
+            places = [first] * sum(len(one.places) for one in asked)
+        else:
+            places = [own for one in asked for own in one.places]
+        found = inner.judge(Questions(self.questions.pool, Models.cat([one.models for one in asked]), places))
+        # Behind the last sample of a run's longest question there is what only others have asked.
+        parts = _split(group, found.transpose(0, 1))
+        return [part.transpose(0, 1)[..., : one.longest] for one, (part,) in zip(asked, parts, strict=True)]
+
+
+@dataclass(eq=False, kw_only=True)
+class _Predicting(_Request):
+    """Models to run on inputs."""
+
+    models: Models
+    x: Tensor
+
+    def kind(self) -> Hashable:
+        return "predict", id(self.models.net), self.x.shape[1:]
+
+    def count(self) -> int:
+        return len(self.models)
+
+    def answer(self, inner: Form, group: Sequence["_Predicting"]) -> Sequence[Tensor]:
+        models = Models.cat([request.models for request in group])
+        x = torch.cat([request.x for request in group])
+        blocks = x.split(rows_at_once(models.net, len(models)), dim=1)
+        found = torch.cat([inner.outputs(models, block, shared=False) for block in blocks], dim=1)
+        return [part for (part,) in _split(group, found)]
+
+
+def _split(group: Sequence[_Request], *tensors: Tensor) -> list[tuple[Tensor, ...]]:
+    """The part of each request in tensors with a row for each of all models."""
+    counts = [request.count() for request in group]
+    return list(zip(*(tensor.split(counts) for tensor in tensors), strict=True))
+
+
+class _Stopped(BaseException):
+    """Ends a run because another has failed or the user has stopped all."""
+
+
+class Meeting:
+    """Runs that go on in turns and compute together."""
+
+    def __init__(self, fits: Callable[[int], int] = lambda rows: sys.maxsize) -> None:
+        """A meeting in which as many lanes with batches of some rows are trained together as `fits` says."""
+        self._fits, self._most = fits, sys.maxsize
+        self._stopped = False
+        self._turns: list[threading.Semaphore] = []
+        """One for each run, which goes on when it is released. Only the run whose turn it is touches what follows."""
+        self._ready: deque[int] = deque()
+        """Runs that can go on."""
+        self._waiting: dict[int, tuple[Form, _Request]] = {}
+        """Runs that want something computed."""
+        self.batches: list[int] = []
+        """How many runs each training served so far."""
+        self.answers: list[int] = []
+        """How many runs each batch of questions served so far."""
+
+    def form(self, inner: Form, number: int) -> Form:
+        """The form for the run with this number: it meets the others to compute."""
+        return _Joined(inner, self, number)
+
+    def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
+        """What the tasks give; the first error that occurs in one of them stops the others."""
+        results: dict[int, T] = {}
+        errors: list[BaseException] = []
+
+        def work(number: int, task: Callable[[], T]) -> None:
+            self._turns[number].acquire()
+            try:
+                if not self._stopped:
+                    results[number] = task()
+            except _Stopped:
+                pass
+            except BaseException as error:
+                errors.append(error)
+                self._stopped = True
+            finally:
+                self._pass_on()
+
+        self._turns = [threading.Semaphore(0) for _ in tasks]
+        self._ready = deque(range(len(tasks)))
+        threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in enumerate(tasks)]
+        for thread in threads:
+            thread.start()
+        self._pass_on()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException:  # the user stops it: every run ends where it would compute next
+            self._stopped = True
+            for thread in threads:
+                thread.join()
+            raise
+        if errors:
+            raise errors[0]
+        return [results[number] for number in range(len(tasks))]
+
+    def ask(self, number: int, inner: Form, request: _Request) -> Any:
+        """Wait for the others, and compute with them. Called in a run's thread, whose turn it is."""
+        self._waiting[number] = (inner, request)
+        with torch_flags.interrupted():
+            self._pass_on()
+            self._turns[number].acquire()
+        if request.error is not None:
+            raise request.error
+        if request.result is None:
+            raise _Stopped
+        return request.result
+
+    def _pass_on(self) -> None:
+        """Give the turn to the next run that can go on. If there is none, compute what they wait for."""
+        if self._stopped:
+            self._ready.extend(self._waiting)
+            self._waiting.clear()
+        elif not self._ready:
+            self._compute()
+        if self._ready:
+            self._turns[self._ready.popleft()].release()
+
+    def _compute(self) -> None:
+        asking = [number for number, (_, request) in self._waiting.items() if not request.trains]
+        # In the order of the runs, so that nothing depends on which thread came first.
+        numbers = sorted(asking or self._waiting)
+        taken = [self._waiting.pop(number) for number in numbers]
+        groups: dict[Hashable, list[Any]] = {}
+        try:
+            for number, (inner, request) in zip(numbers, taken, strict=True):
+                # Where a model stands among others may decide its last bits: of strict runs each has its own stacks.
+                groups.setdefault((number if inner.strict else None, request.kind()), []).append(request)
+            if asking:
+                for group in groups.values():
+                    self._answer(taken[0][0], group)
+            else:
+                for some in self._fitting(groups.values()):
+                    self._train(taken[0][0], some)
+        finally:
+            self._ready.extend(numbers)
+
+    def _fitting(self, groups: Iterable[Sequence[_Training]]) -> list[list[list[_Training]]]:
+        """Trainings, in groups of a kind, as sets of groups that fit into memory side by side."""
+        sets: list[list[list[_Training]]] = [[]]
+        lanes, most = 0, sys.maxsize
+        for group in groups:
+            sets[-1].append([])
+            for request in group:
+                fitting = min(self._fits(request.rows()), self._most)
+                lanes, most = lanes + request.count(), min(most, fitting)
+                if lanes > most and lanes > request.count():
+                    sets.append([[]])
+                    lanes, most = request.count(), fitting
+                sets[-1][-1].append(request)
+        # A set that was full when a kind began has an empty group at its end.
+        return [[group for group in some if group] for some in sets if any(some)]
+
+    def _train(self, inner: Form, groups: Sequence[list[_Training]]) -> None:
+        """Train groups side by side. If that fails they are trained one after another, which shows who is to blame."""
+        if len(groups) > 1:
+            try:
+                with groups[0][0].settings():
+                    found = _Training.answers(inner, groups)
+                for group, results in zip(groups, found, strict=True):
+                    self._serve(group, results)
+                return
+            except torch.OutOfMemoryError:
+                self._most = sum(request.count() for group in groups for request in group) // 2
+            except Exception as error:
+                log.debug("%d groups failed side by side: %s", len(groups), error)
+            self._clear(inner)
+        for group in groups:
+            self._answer(inner, group)
+
+    def _answer(self, inner: Form, group: Sequence[_Request]) -> None:
+        try:
+            with group[0].settings():
+                self._serve(group, group[0].answer(inner, group))
+            return
+        except torch.OutOfMemoryError as error:
+            group[0].error = error if len(group) == 1 else None
+            if group[0].trains:
+                self._most = sum(request.count() for request in group) // 2
+        except Exception as error:
+            group[0].error = error if len(group) == 1 else None
+        if len(group) > 1:
+            # In halves, so that in the end only the run that is to blame fails; or all fit into memory. Here, not
+            # inside: the traceback of the error holds on to what the failed attempt has taken.
+            self._clear(inner)
+            for half in (group[: len(group) // 2], group[len(group) // 2 :]):
+                self._answer(inner, half)
+
+    def _serve(self, group: Sequence[_Request], results: Sequence[Any]) -> None:
+        (self.batches if group[0].trains else self.answers).append(len(group))
+        for request, result in zip(group, results, strict=True):
+            request.result = result
+
+    def _clear(self, inner: Form) -> None:
+        """Give back what a failed attempt holds."""
+        inner.forget()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+class _Joined(Form):
+    """A form that computes together with other runs."""
+
+    def __init__(self, inner: Form, meeting: Meeting, number: int) -> None:
+        super().__init__(inner.half, strict=inner.strict)
+        self._inner, self._meeting, self._number = inner, meeting, number
+        self.name, self.about, self.together, self.stacked = inner.name, inner.about, inner.together, inner.stacked
+
+    def train(self, work: Work) -> tuple[Models, Tensor]:
+        """Train when all runs want to."""
+        return self._meeting.ask(self._number, self._inner, _Training(work=work))
+
+    def outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
+        """Run the models when all others are waiting too."""
+        if shared:
+            return self._outputs(models, x, shared)
+        return self._meeting.ask(self._number, self._inner, _Predicting(models=models, x=x))
+
+    def _outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
+        return self._inner.outputs(models, x, shared)
+
+    def judge(self, questions: Questions) -> Tensor:
+        """Ask the models when all other runs are waiting too."""
+        return self._meeting.ask(self._number, self._inner, _Judging(questions=questions))
+
+    def forget(self) -> None:
+        """Give back memory that is held for the next call."""
+        self._inner.forget()

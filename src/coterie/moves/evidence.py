@@ -1,0 +1,186 @@
+"""How alike clients are: from what they send to features, distances and similarities.
+
+Arrays or tensors with the client as first axis go in, arrays of float64 come out. What comes out fits every function of
+`coterie.moves.grouping`: a distance d is the similarity 1 - d and the other way round.
+"""
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.core.arrays import as_array
+from coterie.core.errors import SettingsError
+from coterie.nets.stacks import Changes, Models, cosines, distances
+
+__all__ = [
+    "dominant_label",
+    "inference_similarity",
+    "label_shares",
+    "prediction_similarity",
+    "subspace_angle",
+    "update_cosine",
+    "update_distance",
+    "weight_distance",
+]
+
+_TIE = 1e-9
+"""Shares that differ by less are equal: a third and a third are not always the same number."""
+
+
+def label_shares(counts: Any) -> np.ndarray:
+    """The share of each label in a client's samples, [client, class], from how often it has each (CAFA Eqs. 1-2)."""
+    counts = as_array("counts", counts, 1, 2)
+    if (counts < 0).any():
+        raise SettingsError(f"counts: {counts.min():g} is below 0")
+    total = counts.sum(axis=-1, keepdims=True)
+    if not (total > 0).all():
+        where = f"client {int(np.argmin(total.reshape(-1)))}" if counts.ndim == 2 else "the client"
+        raise SettingsError(f"counts: {where} has no samples, so its labels have no shares")
+    return counts / total
+
+
+def dominant_label(shares: Any) -> np.ndarray:
+    """The label whose share is farthest from uniform, [client]: CFIC's Psi (Eq. 2), from shares [client, class].
+
+    Eq. 2's ratio of logarithms is least where |D_i - 1/C| is greatest, but undefined where it is 0, so that is what is
+    taken. Among equals an over-represented label comes first, then the lowest: with two classes that is the majority,
+    and a client with all labels alike gets label 0.
+    """
+    shares = as_array("shares", shares, 1, 2)
+    if (shares < 0).any() or not np.allclose(shares.sum(axis=-1), 1, atol=1e-6):
+        raise SettingsError("shares: expected shares that sum to 1 for every client; see label_shares")
+    deviation = shares - 1 / shares.shape[-1]
+    size = np.abs(deviation)
+    farthest = size >= size.max(axis=-1, keepdims=True) - _TIE
+    over = farthest & (deviation > 0)
+    candidates = np.where(over.any(axis=-1, keepdims=True), over, farthest)
+    return np.asarray(candidates.argmax(axis=-1))
+
+
+def weight_distance(models: Any, layer: str = "last") -> np.ndarray:
+    """Euclidean distances between clients' weights over their number, [client, client] (AutoCFL Eq. 6).
+
+    Of `Models` the last layer counts, or another by its name, or "all". Other arrays [client, ...] are the weights
+    themselves. What is below their precision is 0.
+    """
+    if isinstance(models, Models | Changes):
+        rows = models.part("head" if layer == "last" else layer)
+    elif layer != "last":
+        raise SettingsError(f"layer={layer!r}: only Models know their layers; give the layer's weights themselves")
+    else:
+        rows = models
+    known = rows.dtype if isinstance(rows, Tensor) and rows.is_floating_point() else torch.float64
+    rows, precision = _rows("models", rows), torch.finfo(known).eps
+    distance = distances(rows)
+    # Equal clients differ by the order in which their samples were added up: that is no distance.
+    distance[distance <= 32 * precision * rows.norm(dim=1).max()] = 0
+    return distance.cpu().numpy() / rows.shape[1]
+
+
+def update_cosine(updates: Any) -> np.ndarray:
+    """Cosines between clients' updates, [client, client]; 0 for a client that did not move (CFL, FL+HC)."""
+    rows = _rows("updates", updates.parameters if isinstance(updates, Changes) else updates)
+    return _tidy(cosines(rows).cpu().numpy())
+
+
+def update_distance(updates: Any, metric: Literal["l1", "l2", "cosine"] = "l2") -> np.ndarray:
+    """Distances between clients' updates, [client, client]: Manhattan, Euclidean, or 1 less the cosine (FL+HC)."""
+    if metric == "cosine":
+        return 1 - update_cosine(updates)
+    rows = _rows("updates", updates.parameters if isinstance(updates, Changes) else updates)
+    if metric == "l2":
+        return distances(rows).cpu().numpy()
+    if metric != "l1":
+        raise SettingsError(f"metric={metric!r}: l1, l2 or cosine")
+    return torch.cdist(rows, rows, p=1).cpu().numpy()
+
+
+def subspace_angle(bases: Any, measure: Literal["smallest", "sum"] = "smallest") -> np.ndarray:
+    """Principal angles between the subspaces that clients' data spans, in degrees, [client, client] (PACFL).
+
+    `bases` [client, feature, vector] have orthonormal columns, or columns of zeros where a client has fewer. The result
+    is the smallest principal angle, or the sum of all; angles do not depend on the basis of a subspace. With a subspace
+    per class, [client, class, feature, vector], it is the mean over the classes that either client has: a class that
+    only one of them has counts as right angles.
+    """
+    bases = as_array("bases", bases, 3, 4)
+    if measure not in ("smallest", "sum"):
+        raise SettingsError(f"measure={measure!r}: smallest or sum")
+    classes = bases[:, None] if bases.ndim == 3 else bases
+    ranks = classes.any(axis=2).sum(axis=2)  # [client, class]
+    if not ranks.any(axis=1).all():
+        raise SettingsError(f"bases: client {int(ranks.any(axis=1).argmin())} has none, all is 0")
+    total, counted = np.zeros((2, len(bases), len(bases)))
+    for one, rank in zip(classes.swapaxes(0, 1), ranks.T, strict=True):
+        cosine = _tidy(np.linalg.svd(one.swapaxes(1, 2)[:, None] @ one[None], compute_uv=False))
+        angle = np.degrees(np.arccos(cosine))  # [client, client, vector], smallest first
+        both, either = np.minimum(rank[:, None], rank), np.maximum(rank[:, None], rank)
+        # Two subspaces have as many angles as the smaller one has dimensions; a missing one is at right angles to all.
+        count = np.minimum(np.where(both > 0, both, either), 1 if measure == "smallest" else np.inf)
+        total += np.where(np.arange(angle.shape[2]) < count[..., None], angle, 0).sum(axis=2)
+        counted += either > 0
+    return total / counted
+
+
+def inference_similarity(predictions: Any, as_printed: bool = False) -> np.ndarray:
+    """How far clients' models agree on the same inputs, [client, client] (FLIS, Section 2.2).
+
+    `predictions` are probabilities or one-hot rows [client, row, class], or predicted labels [client, row]. Two models
+    score <B_i, B_j> / (|B_i| |B_j|), which for labels is the share of inputs on which they agree. The paper prints the
+    norm of the elementwise product as the numerator: `as_printed`. A model then scores 1 / sqrt(rows) with itself, and
+    no threshold of the paper could be met.
+    """
+    predictions = as_array("predictions", predictions, 2, 3)
+    if predictions.ndim == 2:
+        labels, predictions = np.unique(predictions, return_inverse=True)
+        predictions = np.eye(len(labels))[predictions]
+    if (predictions < 0).any():
+        raise SettingsError("predictions: below 0; give probabilities or one-hot rows, not the net's raw outputs")
+    rows = predictions.reshape(len(predictions), -1)
+    products = rows @ rows.T
+    squares = products.diagonal()
+    if not (squares > 0).all():
+        raise SettingsError(f"predictions: client {int(squares.argmin())} predicts nothing, all is 0")
+    # The root of the product, not the product of roots: for one-hot rows it is exactly their number.
+    norms = np.sqrt(squares[:, None] * squares[None, :])
+    numerator = np.sqrt((rows**2) @ (rows**2).T) if as_printed else products
+    return _tidy(numerator / norms)
+
+
+def prediction_similarity(own_on_own: Any, other_on_own: Any, own_on_other: Any, other_on_other: Any) -> np.ndarray:
+    """How alike two clients' models predict on the synthetic data of both, [...] (SLFed Eq. 2).
+
+    Each argument counts predicted classes [..., class]: `other_on_own` is the other's model on one's own data. The
+    result is the mean of two cosines.
+    """
+    cosine_on_own = _cosine(as_array("own_on_own", own_on_own), as_array("other_on_own", other_on_own))
+    cosine_on_other = _cosine(as_array("own_on_other", own_on_other), as_array("other_on_other", other_on_other))
+    return (cosine_on_own + cosine_on_other) / 2
+
+
+def _tidy(similarity: np.ndarray) -> np.ndarray:
+    """Exactly symmetric, and exactly 1 where only rounding says otherwise: equal clients are at distance 0."""
+    similarity = (similarity + similarity.swapaxes(0, 1)) / 2
+    return np.where(similarity > 1 - 1e-12, 1, similarity)
+
+
+def _cosine(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Cosines along the last axis; 0 where there is nothing."""
+    norms = np.sqrt((left**2).sum(axis=-1) * (right**2).sum(axis=-1))
+    return np.clip((left * right).sum(axis=-1) / np.where(norms > 0, norms, 1), -1, 1)
+
+
+def _rows(name: str, values: Any) -> Tensor:
+    """Values [client, ...] as rows of finite numbers, where they lie: they may be large, and on a GPU."""
+    values = values if isinstance(values, Tensor) else torch.from_numpy(as_array(name, values))
+    if values.dim() < 2 or not values.numel():
+        raise SettingsError(
+            f"{name} of shape {tuple(values.shape)}: expected the numbers of each client, [client, ...]"
+        )
+    rows = values.detach().reshape(len(values), -1).double()
+    finite = torch.isfinite(rows).all(dim=1)
+    if not finite.all():
+        raise SettingsError(f"{name}: client {int(finite.int().argmin())} has numbers that are not finite")
+    return rows

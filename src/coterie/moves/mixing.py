@@ -1,0 +1,182 @@
+"""From membership to weights: row-stochastic matrices [group, client] that mix a stack of models.
+
+A row mixes the members of one group; it is zero where a client is no member. A membership is a `Grouping`, or true and
+false [group, client].
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.core.arrays import as_counts, as_square
+from coterie.core.errors import SettingsError
+from coterie.moves.grouping import Grouping
+
+__all__ = [
+    "by_information",
+    "by_samples",
+    "cafa_weights",
+    "clipped",
+    "least_norm",
+    "mixture_shares",
+    "personal",
+    "responsibilities",
+    "uniform",
+]
+
+
+def by_samples(samples: Any, membership: Any = None) -> Tensor:
+    """Weights in proportion to the clients' samples, [group, client]; without a membership all are one group.
+
+    A group whose members have no samples is an error: nobody could say what its model is.
+    """
+    samples = torch.as_tensor(samples, dtype=torch.float64).reshape(-1)
+    if membership is None:
+        membership = torch.ones(1, len(samples), dtype=torch.bool)
+    matrix = membership.matrix if isinstance(membership, Grouping) else membership
+    weights = torch.as_tensor(matrix).to(samples) * samples
+    total = weights.sum(dim=1, keepdim=True)
+    if not (total > 0).all():
+        raise SettingsError("mixing by samples: a group has no members with samples")
+    return weights / total
+
+
+def uniform(clients: int, membership: Any = None) -> Tensor:
+    """Equal weights for all members, [group, client]."""
+    return by_samples(torch.ones(clients), membership)
+
+
+def cafa_weights(cluster_sizes_of_selected: Any, accuracy: Any, validation_sizes: Any) -> Tensor:
+    """CAFA's weights of the selected clients, [1, client] (Eqs. 8-11).
+
+    `cluster_sizes_of_selected` [client] is the size of the cluster, among all clients, that each is in: w^K up to a
+    factor, which cancels (Eq. 8). `accuracy` [model, client] is every selected client's model on the validation data of
+    every selected client, its own included, weighted by `validation_sizes` [client] (Eqs. 9-10). Where no model has any
+    accuracy, they count alike.
+    """
+    sizes = as_counts("cluster_sizes_of_selected", cluster_sizes_of_selected)
+    accuracy = as_square("accuracy", accuracy)
+    validation = as_counts("validation_sizes", validation_sizes, len(sizes))
+    if len(accuracy) != len(sizes):
+        raise SettingsError(f"accuracy of shape {accuracy.shape} for {len(sizes)} clients")
+    if (accuracy < 0).any() or (accuracy > 1).any():
+        raise SettingsError("accuracy: expected shares from 0 to 1")
+    if not (sizes > 0).all():
+        raise SettingsError("cluster_sizes_of_selected: a client is in its own cluster, so none is empty")
+    weighted = accuracy @ validation  # A_i up to the sum of the sizes, which cancels in Eq. 10
+    weighted = weighted if weighted.sum() > 0 else np.ones(len(sizes))
+    return by_samples(torch.from_numpy(sizes * weighted))  # Eq. 11
+
+
+def personal(similarity: Any, own: float = 1.0) -> Tensor:
+    """Each client's own mix, [client, client]: itself by `own`, others by their similarity to it (SLFed Eq. 19).
+
+    Row i of `similarity` holds sigma_j for the clients j that i has chosen, and 0 for all others; the diagonal is not
+    looked at. Who has chosen nobody keeps its own model.
+    """
+    similarity = as_square("similarity", similarity)
+    if own < 0 or (similarity < 0).any():
+        raise SettingsError("mixing by similarity: weights below 0; leave out clients by a similarity of 0")
+    np.fill_diagonal(similarity, own)
+    if not (similarity.sum(axis=1) > 0).all():
+        raise SettingsError(f"own={own}: a client that has chosen nobody needs a weight for itself above 0")
+    return torch.from_numpy(similarity / similarity.sum(axis=1, keepdims=True))
+
+
+def clipped(weights: Any, distance: Any, limit: float) -> Tensor:
+    """Each client's own mix [client, client] with others brought nearer to it, none farther away than `limit`.
+
+    `distance` [client, client] is that of their models. Bringing a model nearer is the same as giving a part of its
+    weight to the client's own, so the result is a mix again.
+    """
+    weights, distance = as_square("weights", weights), as_square("distance", distance)
+    if limit <= 0:
+        raise SettingsError(f"limit={limit}: above 0")
+    bounded = weights * np.minimum(1, limit / np.maximum(distance, limit))
+    np.fill_diagonal(bounded, 0)
+    np.fill_diagonal(bounded, 1 - bounded.sum(axis=1))
+    return torch.from_numpy(bounded)
+
+
+def responsibilities(losses: Tensor, shares: Tensor) -> Tensor:
+    """How likely each sample is to come from each model of a mixture, [client, model, sample]; each sample's add to 1.
+
+    `losses` [client, model, sample] are negative log-likelihoods and `shares` [client, model] the mixture's weights:
+    q_ik is proportional to pi_k exp(-l_k(i)), the E step of the EM algorithm. NaN marks samples that are not there.
+    """
+    # A share of 0 would be 0 for ever, and its logarithm is no number to go on with.
+    return (shares.to(losses).clamp(min=1e-10).log().unsqueeze(2) - losses).softmax(dim=1)
+
+
+def mixture_shares(losses: Tensor, shares: Tensor, steps: int = 1) -> Tensor:
+    """The weights of a mixture of fixed models after so many steps of the EM algorithm, [client, model]."""
+    for _ in range(steps):
+        shares = responsibilities(losses, shares).nanmean(dim=2)
+    return shares
+
+
+def by_information(accuracy: Any, frequency: Any, share: float) -> Tensor:
+    """FedFa's weights [client], from accuracies and from how often clients took part; `share` is that of the latter.
+
+    Each half is an information quantity, normalised to sum 1: -log2 of a client's part of all accuracy, which is larger
+    the worse it does, and -log2 of what its part of all participation leaves, which is larger the oftener it came.
+    """
+    accuracy, frequency = (torch.as_tensor(value, dtype=torch.float64).cpu() for value in (accuracy, frequency))
+    # A part of 0, and a part that is everything, have no logarithm: the limits are those of the public implementation.
+    needs = -_parts(accuracy).clamp(min=1e-6).log2()
+    came = -(1 - _parts(frequency)).clamp(min=1e-5).log2()
+    return (1 - share) * _parts(needs) + share * _parts(came)
+
+
+def _parts(values: Tensor) -> Tensor:
+    """The values in proportion, summing to 1; all the same if they are all zero."""
+    total = values.sum()
+    return values / total if total > 0 else torch.full_like(values, 1 / len(values))
+
+
+def least_norm(rows: Tensor, around: Tensor, within: float) -> Tensor:
+    """The weights [row] that make the weighted sum of rows shortest, none further than `within` from those given.
+
+    They are at least 0 and sum to 1: a quadratic program in as many unknowns as there are rows. Of equally good
+    weights, those nearest to the given ones are taken.
+    """
+    from scipy.optimize import minimize
+
+    gram, start = (rows.double() @ rows.double().mT).cpu().numpy(), around.double().cpu().numpy()
+    least, most = np.maximum(start - within, 0), np.minimum(start + within, 1)
+    ridge = 1e-10  # decides between equally good weights, and is too small to show in others
+    matrix, ones = gram + ridge * np.eye(len(start)), np.ones(len(start))
+    found = minimize(
+        lambda weights: weights @ matrix @ weights - 2 * ridge * start @ weights,
+        start,
+        jac=lambda weights: 2 * (matrix @ weights - ridge * start),
+        method="SLSQP",
+        bounds=list(zip(least, most, strict=True)),
+        constraints={"type": "eq", "fun": lambda weights: weights.sum() - 1, "jac": lambda weights: ones},
+        options={"ftol": 1e-16, "maxiter": 1000},
+    ).x
+    weights = _polished(np.clip(found, least, most), matrix, ridge * start, least, most)
+    return torch.from_numpy(weights / weights.sum())
+
+
+def _polished(
+    weights: np.ndarray, matrix: np.ndarray, pull: np.ndarray, least: np.ndarray, most: np.ndarray
+) -> np.ndarray:
+    """A solution that is right to the last digits: which bounds it touches is known, so the rest is a linear system.
+
+    An iterative solver stops wherever it is near enough, and so at other digits for inputs that differ by rounding.
+    """
+    near = 1e-7 * (most - least)
+    free = np.flatnonzero((weights - least > near) & (most - weights > near))
+    if not len(free):
+        return weights
+    result = np.where(weights - least <= near, least, np.where(most - weights <= near, most, 0.0))
+    result[free] = 0
+    system = np.ones((len(free) + 1, len(free) + 1))
+    system[:-1, :-1], system[-1, -1] = matrix[np.ix_(free, free)], 0
+    right = np.append(pull[free] - matrix[free] @ result, 1 - result.sum())
+    result[free] = np.linalg.solve(system, right)[:-1]
+    inside = (result >= least - near).all() and (result <= most + near).all()
+    return np.clip(result, least, most) if inside else weights

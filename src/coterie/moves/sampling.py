@@ -1,0 +1,148 @@
+"""Who takes part in a round, and how often."""
+
+from typing import Any, Literal
+
+import numpy as np
+
+from coterie.core.arrays import as_counts
+from coterie.core.errors import SettingsError
+from coterie.moves.grouping import Grouping, by_key
+
+__all__ = ["by_size", "chances_by_similarity", "chances_by_size", "cohort_size", "draw", "stratified", "uniform"]
+
+
+def cohort_size(participation: float, clients: int) -> int:
+    """How many of the clients a share is: at least one, never more than there are, rounded down."""
+    if not 0 < participation <= 1:
+        raise SettingsError(f"participation={participation}: a fraction in (0, 1]; use 1.0 for all clients")
+    return max(1, int(participation * clients + 1e-9))  # 0.29 * 100 is 28.999... in binary
+
+
+def uniform(clients: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """So many different clients, each equally likely, in their own order."""
+    if count >= len(clients):
+        return clients
+    return np.sort(rng.choice(clients, size=count, replace=False))
+
+
+def by_size(clients: np.ndarray, sizes: Any, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """So many draws with replacement, by the clients' samples: who was drawn, in their own order, and how often each.
+
+    The mean of what is drawn, with these counts as weights, is FedAvg's of all clients on average (MD sampling).
+    """
+    sizes = as_counts("sizes", sizes, len(clients))
+    if not sizes.sum() > 0:
+        raise SettingsError("sizes: nobody has samples to be drawn by")
+    drawn = rng.choice(np.asarray(clients), size=count, p=sizes / sizes.sum())
+    return tuple(np.unique(drawn, return_counts=True))  # type: ignore[return-value]
+
+
+def stratified(
+    groups: Any,
+    count: int,
+    quota: Literal["max", "min"] = "max",
+    rng: np.random.Generator | None = None,
+    clients: np.ndarray | None = None,
+) -> np.ndarray:
+    """So many different clients, spread evenly over disjoint groups (CFIC, Section 3.3), in their own order.
+
+    `groups` is a `Grouping`, or a key per client. Of m groups each gives its quota, or all that it has; then the rest
+    is drawn from all others, each equally likely. The quota is max(floor(count / m), 1), which spreads clients as the
+    paper says, or the min(...) that it prints. With more groups than places, `max` draws the groups that give one.
+    `clients` are the positions of those grouped; without it they are 0, 1, ... Who is in no group is in the rest.
+    """
+    labels = groups.labels if isinstance(groups, Grouping) else by_key(groups).labels
+    clients = np.arange(len(labels)) if clients is None else np.asarray(clients)
+    if len(clients) != len(labels):
+        raise SettingsError(f"groups: of {len(labels)} clients, but there are {len(clients)}")
+    if quota not in ("max", "min"):
+        raise SettingsError(f"quota={quota!r}: max or min")
+    if count < 1:
+        raise SettingsError(f"count={count}: at least 1")
+    if count >= len(clients):
+        return np.sort(clients)
+    if rng is None:
+        raise SettingsError("stratified: give a generator to draw from, such as fed.generator('sample')")
+    names = np.unique(labels[labels >= 0])
+    share = count // max(len(names), 1)
+    each = max(share, 1) if quota == "max" else min(share, 1)
+    if each * len(names) > count:
+        names = rng.choice(names, size=count, replace=False)
+    chosen = [uniform(clients[labels == name], each, rng) for name in names] if each else []
+    taken = np.concatenate([*chosen, np.empty(0, dtype=clients.dtype)])
+    rest = clients[~np.isin(clients, taken)]
+    return np.sort(np.concatenate([taken, uniform(rest, count - len(taken), rng)]))
+
+
+# Clustered sampling (Fraboni et al., ICML 2021): a table [row, client] of chances, and one draw from each row. Rows sum
+# to 1, columns to the number of rows times the client's part of all samples: so the mean of those drawn is unbiased.
+
+
+def draw(chances: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """How often each client is drawn if every row [row, client] draws one, [client]."""
+    clients = chances.shape[1]
+    return np.bincount([rng.choice(clients, p=row) for row in chances], minlength=clients)
+
+
+def chances_by_size(sizes: np.ndarray, rows: int) -> np.ndarray:
+    """Chances by which clients of like size share a row: poured in the order of their size (algorithm 1)."""
+    sizes = _counted(sizes)
+    table = np.zeros((rows, len(sizes)), dtype=np.int64)
+    _pour(table, np.argsort(-sizes, kind="stable"), rows * sizes, sizes.sum())
+    return table / sizes.sum()
+
+
+def chances_by_similarity(sizes: np.ndarray, rows: int, distances: np.ndarray) -> np.ndarray:
+    """Chances by which clients that are alike, by distances [client, client], share a row (algorithm 2).
+
+    Ward's tree is cut into the largest groups that fit into a row; the largest of them get a row each, and the others
+    fill what is left. A client with more samples than a row holds has rows of its own first.
+    """
+    sizes = _counted(sizes)
+    capacity = sizes.sum()
+    table = np.zeros((rows, len(sizes)), dtype=np.int64)
+    whole, amounts = np.divmod(rows * sizes, capacity)
+    table[np.arange(whole.sum()), np.repeat(np.arange(len(sizes)), whole)] = capacity
+    free, some = table[whole.sum() :], np.flatnonzero(amounts)
+    groups = _groups_up_to(capacity, amounts[some], distances[np.ix_(some, some)])
+    ranked = sorted((some[group] for group in groups), key=lambda group: -amounts[group].sum())
+    for row, group in zip(free, ranked, strict=False):
+        row[group] = amounts[group]
+    _pour(free, np.concatenate([*ranked[len(free) :], []]).astype(np.int64), amounts, capacity)
+    return table / capacity
+
+
+def _counted(sizes: np.ndarray) -> np.ndarray:
+    sizes = np.asarray(sizes, dtype=np.int64)
+    if not sizes.sum() > 0:
+        raise SettingsError("sizes: nobody has counted samples yet, by which clients are to be drawn")
+    return sizes
+
+
+def _pour(table: np.ndarray, order: np.ndarray, amounts: np.ndarray, capacity: int) -> None:
+    """Fill the rows one after another with the clients' amounts, in whole numbers so that nothing is lost; in place."""
+    room = capacity - table.sum(axis=1)
+    row = 0
+    for client in order:
+        left = amounts[client]
+        while left > 0:
+            poured = min(left, room[row])
+            table[row, client] += poured
+            left, room[row] = left - poured, room[row] - poured
+            row += int(room[row] == 0)
+
+
+def _groups_up_to(capacity: int, amounts: np.ndarray, distances: np.ndarray) -> list[np.ndarray]:
+    """The largest groups of Ward's tree whose amounts together do not exceed the capacity."""
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
+    if len(amounts) < 2:
+        return [np.arange(len(amounts))] * len(amounts)
+    tree = linkage(squareform(distances, checks=False), "ward")
+    below = [*amounts.astype(float), *np.zeros(len(tree))]
+    for merge, (left, right) in enumerate(tree[:, :2].astype(int)):
+        below[len(amounts) + merge] = below[left] + below[right]
+    tree[:, 2] = below[len(amounts) :]  # cut by what is below a merge, not by its height
+    labels = fcluster(tree, capacity, criterion="distance")
+    return [np.flatnonzero(labels == label) for label in np.unique(labels)]

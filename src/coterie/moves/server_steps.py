@@ -1,0 +1,96 @@
+"""Server steps: from the model that was, and the mixed one, to the next."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.nets.stacks import Changes, Models
+
+__all__ = ["beyond", "control_variate", "direction", "mean_over_all", "momentum", "normalised", "weight_of_steps"]
+
+
+def momentum(
+    model: Models, mixed: Models, velocity: Changes | None, rate: float = 1.0, inertia: float = 0.0
+) -> tuple[Models, Changes | None]:
+    """Move towards the mixed model with a server rate and momentum: the new model and the new velocity.
+
+    The change of the round counts as a gradient (Hsu et al. 2019, FedAvgM). With rate 1 and no inertia the result is
+    the mixed model itself, to the last bit. Buffers are always the mixed ones.
+    """
+    if rate == 1 and inertia == 0:
+        return mixed, None
+    change = mixed - model
+    if inertia:
+        change = change if velocity is None else velocity * inertia + change
+    moved = model + change * rate
+    return Models(model.net, moved.parameters, mixed.buffers), change if inertia else None
+
+
+def beyond(model: Models, mixed: Models, velocity: Changes, rate: float, inertia: float) -> tuple[Models, Changes]:
+    """Go beyond the mixed model along a running mean of the changes: the new model and the new mean (FedFa's step).
+
+    A negative rate goes back instead.
+    """
+    velocity = velocity * inertia + (mixed - model) * (1 - inertia)
+    return mixed + velocity * rate, velocity
+
+
+def normalised(model: Models, trained: Models, mean: Models, weights: Tensor, lengths: Tensor) -> Models:
+    """The model after clients' changes per gradient, weighted, times the mean number of gradients: FedNova's mean.
+
+    `lengths` [client] says how many gradients each client has added up. One that has added up none has no say. Buffers
+    are those of the plain mean: running statistics are not sums of gradients.
+    """
+    lengths = lengths.double().cpu()
+    weights = weights.double().cpu() * (lengths > 0)
+    if weights.any():
+        weights = weights / weights.sum()
+    change = weights @ ((trained - model) / torch.where(lengths > 0, lengths, 1)) * float(weights @ lengths)
+    return Models(model.net, (model + change).parameters, mean.buffers)
+
+
+def mean_over_all(mean: Changes, known: int, changes: Changes, clients: int) -> Changes:
+    """The mean of what all clients keep (SCAFFOLD's c, FedDyn's h), after some have changed theirs, [client].
+
+    It was a mean over `known` clients; newcomers keep nothing yet. The sum is divided by all clients: dividing it by
+    those that answered would overshoot.
+    """
+    total = torch.ones(len(changes)) @ changes
+    return mean * (known / clients) + total / clients
+
+
+def control_variate(
+    own: Changes, control: Changes, start: Models, trained: Models, gradients: Tensor | float
+) -> Changes:
+    """A client's new control variate, c_i - c + (x - y_i) / (K eta): option II of SCAFFOLD.
+
+    `gradients` is K eta. A client that took no step has seen no gradient, and keeps what it had.
+    """
+    taken = torch.as_tensor(gradients, dtype=torch.float64).expand(len(own))
+    new = own - control + (start - trained) / torch.where(taken > 0, taken, 1)
+    return new.where(taken > 0, own)
+
+
+def weight_of_steps(steps: Tensor, momentum: float) -> Tensor:
+    """How many gradients local SGD has added up after so many steps, [client]: FedNova's a_i.
+
+    Without momentum it is the number of steps; with momentum rho it is
+    (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho) (Wang et al., NeurIPS 2020).
+    """
+    if momentum == 0:
+        return steps
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+
+
+def direction(model: Models, others: Models, weights: Any) -> Changes:
+    """Where other models [group] lie, seen from a model: their weighted directions, each of length 1.
+
+    However far a group went, it pulls by its weight alone (CFIC, Eq. 4). One that did not move pulls nowhere. With
+    weights that sum to 1 the result is at most 1 long.
+    """
+    change = others - model
+    length = change.norm()
+    # A mean of equal models differs from them in its last bits, and that has a direction too.
+    moved = length > 8 * torch.finfo(length.dtype).eps * model.norm()
+    return torch.as_tensor(weights) @ (change * torch.where(moved, 1 / length, 0))

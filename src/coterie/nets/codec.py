@@ -1,0 +1,134 @@
+"""Values as bytes and back: safetensors for tensors, JSON for what holds them together. Never pickle.
+
+The same encoding serves checkpoints, worker processes and real federations. Only classes that are registered here by
+their own code can be made from bytes: a message can never name what is imported.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from coterie.core.errors import CoterieError
+from coterie.core.files import write_whole
+from coterie.core.records import records, stored_name
+from coterie.nets.net import Net
+from coterie.nets.stacks import Changes, Models
+
+__all__ = ["dump", "load", "read", "write"]
+
+Nets = Mapping[str, Net]
+
+_STACKS: dict[str, type[Models] | type[Changes]] = {"models": Models, "changes": Changes}
+
+
+def dump(value: Any) -> bytes:
+    """A value as bytes."""
+    tensors: dict[str, Tensor] = {}
+    tree = _packed(value, tensors)
+    taken: set[int] = set()
+    for key, tensor in tensors.items():
+        # A copy of its own where one is needed: safetensors refuses tensors that share memory.
+        place = tensor.untyped_storage().data_ptr()
+        tensors[key] = tensor.clone() if place in taken else tensor
+        taken.add(place)
+    return save_tensors(tensors, {"tree": json.dumps(tree)})
+
+
+def load(content: bytes, nets: Nets) -> Any:
+    """The value that was dumped; models are of the nets given, by name."""
+    try:
+        length = int.from_bytes(content[:8], "little")
+        header = json.loads(content[8 : 8 + length])
+        return _unpacked(json.loads(header["__metadata__"]["tree"]), load_tensors(content), nets)
+    except (SafetensorError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise CoterieError(f"damaged content: {error}") from error
+
+
+def write(path: Path, value: Any) -> None:
+    """Store a value in a file, whole or not at all."""
+    write_whole(path, dump(value))
+
+
+def read(path: Path, nets: Nets) -> Any:
+    """The value stored in a file."""
+    try:
+        return load(path.read_bytes(), nets)
+    except CoterieError as error:
+        raise CoterieError(f"{path}: {error}") from error
+
+
+def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """The value as JSON, with tensors put aside under numbers."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind not in "biuf":
+            raise CoterieError(f"an array of {value.dtype} cannot be stored: only of numbers")
+        native = value.astype(value.dtype.newbyteorder("="), order="C")
+        return {"$": "array", "of": _packed(torch.from_numpy(native), tensors)}
+    if isinstance(value, bytes):
+        return {"$": "bytes", "of": _packed(torch.from_numpy(np.frombuffer(value, dtype=np.uint8).copy()), tensors)}
+    if isinstance(value, Tensor):
+        key = str(len(tensors))
+        tensors[key] = value.detach().cpu().contiguous()
+        return {"$": "tensor", "of": key}
+    if isinstance(value, Models | Changes):
+        kind = "models" if isinstance(value, Models) else "changes"
+        return {"$": kind, "net": value.net.name, "of": [_packed(tensor, tensors) for tensor in value.tensors]}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {"$": kind, "of": [_packed(item, tensors) for item in value]}
+    if isinstance(value, Mapping):
+        return {"$": "dict", "of": [[_packed(k, tensors), _packed(v, tensors)] for k, v in value.items()]}
+    name = stored_name(type(value))
+    if name in records:
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {"$": "record", "type": name, "of": _packed(fields, tensors)}
+    raise CoterieError(f"{name} cannot be stored: use numbers, tensors, models, or a class marked with @state")
+
+
+def _unpacked(tree: Any, tensors: Mapping[str, Tensor], nets: Nets) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    kind, content = tree["$"], tree["of"]
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "array":
+        return _unpacked(content, tensors, nets).numpy()
+    if kind == "bytes":
+        return _unpacked(content, tensors, nets).numpy().tobytes()
+    if kind in _STACKS:
+        if tree["net"] not in nets:
+            raise CoterieError(f"models of the net {tree['net']}, which is not in use here ({', '.join(nets)})")
+        net = nets[tree["net"]]
+        parts = [_unpacked(part, tensors, nets).to(net.device) for part in content]
+        _check_width(net, parts)
+        return _STACKS[kind](net, *parts)
+    if kind in ("list", "tuple"):
+        items = [_unpacked(item, tensors, nets) for item in content]
+        return items if kind == "list" else tuple(items)
+    if kind == "dict":
+        return {_unpacked(k, tensors, nets): _unpacked(v, tensors, nets) for k, v in content}
+    if kind == "record" and tree["type"] in records:
+        return records[tree["type"]](**_unpacked(content, tensors, nets))
+    raise CoterieError(f"content of an unknown type {tree.get('type', kind)!r}")
+
+
+def _check_width(net: Net, parts: list[Tensor]) -> None:
+    widths = (net.parameters.total, net.buffers.total)
+    for part, width in zip(parts, widths, strict=False):
+        if part.dim() == 0 or part.shape[-1] != width or part.shape[:-1] != parts[0].shape[:-1]:
+            raise CoterieError(f"models of shape {tuple(part.shape)} for the net {net.name} with {width} numbers")
+        if part.dtype != net.dtype:
+            raise CoterieError(f"models of {part.dtype} for the net {net.name} of {net.dtype}")

@@ -1,0 +1,88 @@
+"""One run from its settings to its folder."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from coterie.core.errors import SettingsError
+from coterie.runs.folder import SAVING, RunFolder
+from coterie.runs.settings import Settings
+from coterie.server.federation import Federation
+from coterie.server.fitting import Observer, Result, fit
+
+__all__ = ["NewFolder", "free_path", "run"]
+
+log = logging.getLogger("coterie")
+
+
+@dataclass
+class NewFolder:
+    """A folder to be made below another once there is something to put into it, under a name that is free then."""
+
+    parent: Path
+    name: str
+    made: Path | None = None
+    """Where it is, as soon as it has been made."""
+
+    def make(self) -> Path:
+        """The folder itself; of several programs that ask at once, each gets its own."""
+        while self.made is None:
+            path = free_path(self.parent, self.name)
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise SettingsError(f"{path}: cannot be made ({error.strerror})") from error
+            self.made = path
+        return self.made
+
+
+def free_path(parent: Path, name: str, ending: str = "") -> Path:
+    """A path of this name that does not exist yet, with a number behind the name if needed."""
+    number, path = 1, parent / (name + ending)
+    while path.exists():
+        number += 1
+        path = parent / f"{name}-{number}{ending}"
+    return path
+
+
+def run(
+    settings: Settings,
+    out: Path | NewFolder | None = None,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+    federation: Federation | None = None,
+    saving: float = SAVING,
+    keep_state: bool = True,
+) -> Result:
+    """Run a method in its world; with a folder, write everything there, and go on with what is there if told.
+
+    A federation of the same world can be given, so that several runs share one. Checkpoints take a share of the time,
+    `saving`; that of a finished run is kept or not.
+    """
+    world = settings.world
+    # Whatever can be wrong with the settings must show before a folder is made.
+    fed = federation or world.federation()
+    folder = None
+    try:
+        settings.method.check(fed)
+        settings.scoring.check(fed)
+        checkpoint = None
+        if out is not None:
+            path = out.make() if isinstance(out, NewFolder) else out
+            folder = RunFolder(path, settings.resolved().table(), saving=saving, keep_state=keep_state)
+            checkpoint = folder.open(fed.net, resume)
+            # First: an observer that stops the run does not lose the round that is done.
+            observers = [folder, *observers]
+        log.info("%s", fed.explain())
+        describe = {"data": world.dataset.name, "split": world.split.name, "net": world.net_name}
+        return fit(
+            settings.method, fed, scoring=settings.scoring, observers=observers, resume=checkpoint, describe=describe
+        )
+    finally:
+        if folder is not None:
+            folder.close()
+        if federation is None:
+            fed.close()

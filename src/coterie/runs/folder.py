@@ -1,0 +1,315 @@
+"""A run is a folder that anyone can read with a text editor, and that a killed run goes on from.
+
+settings.toml   everything that decides the run
+rounds.jsonl    one line per evaluated round, appended as it goes
+groups.jsonl    who was grouped with whom, a line each time that changed
+insights.jsonl  what the method found out, a line per evaluated round, if that was asked for
+clients.jsonl   one line per client, at the end
+summary.json    the last and the best round, at the end
+state/          the newest checkpoint
+log.txt         over real sites: who came and went, and what went wrong
+deployment/     over real sites: what is needed to go on
+"""
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from coterie.core.errors import CoterieError, DataError, SettingsError
+from coterie.core.files import PART, write_whole
+from coterie.nets import codec
+from coterie.nets.net import Net
+from coterie.runs.settings import Settings, check_format, read_table
+from coterie.server.fitting import Checkpoint, Record, Result
+
+__all__ = [
+    "SAVING",
+    "WITHOUT_EFFECT",
+    "BusyError",
+    "FinishedError",
+    "RunFolder",
+    "StoredRun",
+    "is_finished",
+    "read_lines",
+    "require_empty",
+]
+
+WITHOUT_EFFECT = frozenset(
+    {"coterie", "data.data_dir", "server.data", "computing.workers", "computing.memory"}
+    | {f"sites.{name}" for name in ("sites", "min_sites", "timeout", "patience", "poll")}
+)
+"""Settings that change no result: where data lies, how the work is spread, how long sites are waited for, and the
+version that wrote them."""
+
+SAVING = 0.1
+"""Share of the time that saving checkpoints may take."""
+
+
+class BusyError(SettingsError):
+    """Somebody else is at work in a run folder."""
+
+
+class FinishedError(SettingsError):
+    """A run has come to its end, and nothing is kept that it could go on from."""
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """What a run folder says."""
+
+    path: Path
+    settings: dict[str, Any]
+    summary: Record | None
+    rounds: list[Record]
+    clients: list[Record]
+    groups: list[Record]
+    insights: list[Record] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> "StoredRun":
+        """The run in a folder, finished or not."""
+        if not (path / "settings.toml").is_file():
+            raise SettingsError(f"{path}: not a run folder (it has no settings.toml)")
+        settings = read_table(path / "settings.toml")
+        check_format(settings)
+        return cls(
+            path,
+            settings,
+            _read_summary(path / "summary.json"),
+            read_lines(path / "rounds.jsonl"),
+            read_lines(path / "clients.jsonl"),
+            read_lines(path / "groups.jsonl"),
+            read_lines(path / "insights.jsonl"),
+        )
+
+
+class RunFolder:
+    """Writes a run as it goes. Nothing that exists is overwritten, and every file is whole at any moment."""
+
+    def __init__(
+        self,
+        path: Path,
+        table: Mapping[str, Any],
+        every_round: bool = False,
+        saving: float = SAVING,
+        keep_state: bool = True,
+    ) -> None:
+        """A folder for a run with these settings.
+
+        Checkpoints are saved after every round, or as often as takes that share of the time; the last one is kept or
+        not.
+        """
+        self.path, self._table, self._every_round = path, dict(table), every_round
+        self._saving, self._keep_state = saving, keep_state
+        self._saved, self._cost = time.monotonic(), 0.0
+        self._lock: int | None = None
+
+    @property
+    def _state(self) -> Path:
+        return self.path / "state" / "checkpoint.safetensors"
+
+    @property
+    def _clock(self) -> Path:
+        # Apart from the state: two runs with the same settings have the same state, but took different time.
+        return self.path / "state" / "clock.json"
+
+    def open(self, net: Net, resume: bool) -> Checkpoint | None:
+        """Make the folder, or take up the run that is in it if told to: its newest checkpoint, if it has one."""
+        if resume and (self.path / "settings.toml").is_file():
+            self._claim()
+            return self._resume(net)
+        # What a run leaves that was killed while it made its folder does not keep another try from beginning.
+        require_empty(self.path, but={"state", "log.txt", "deployment"} if resume else set())
+        try:
+            # Not there before: of two runs that are started at once, one gets the folder.
+            (self.path / "state").mkdir(parents=True, exist_ok=resume)
+            write_whole(self.path / "settings.toml", tomli_w.dumps(self._table))
+            for name in ("rounds.jsonl", "groups.jsonl"):
+                (self.path / name).touch()
+        except FileExistsError as error:
+            raise SettingsError(f"out={self.path}: another run has just taken it") from error
+        except OSError as error:
+            raise SettingsError(f"out={self.path}: cannot be written ({error.strerror})") from error
+        self._claim()
+        return None
+
+    def _claim(self) -> None:
+        """Keep other processes, and other runs of this one, out of the folder until it is closed."""
+        if self._lock is not None:
+            return
+        try:
+            import fcntl
+        except ImportError:  # no such locks on Windows
+            return
+        folder = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(folder)
+            raise BusyError(f"out={self.path}: somebody else is at work on this run") from error
+        self._lock = folder
+
+    def close(self) -> None:
+        """Let others go on with the run."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _resume(self, net: Net) -> Checkpoint | None:
+        try:
+            stored = StoredRun.read(self.path)
+        except DataError as error:
+            raise DataError(f"{error}; delete {self.path} to start this run over") from error
+        differences = _differences(self._table, _completed(stored.settings))
+        if differences:
+            more = "; ..." if len(differences) > 3 else ""
+            raise SettingsError(
+                f"out={self.path}: holds a run with other settings ({'; '.join(differences[:3])}{more}); "
+                "continue it with its own, or choose another folder"
+            )
+        if not is_finished(self.path):  # of a finished run that an unfinished copy was written over, say
+            for name in ("summary.json", "clients.jsonl"):
+                (self.path / name).unlink(missing_ok=True)
+        elif not self._state.is_file():
+            raise FinishedError(f"out={self.path}: this run is finished")
+        (self.path / "state").mkdir(exist_ok=True)
+        if not self._state.is_file():
+            self._rewrite({name: [] for name in _written(stored)})
+            return None
+        try:
+            content = codec.read(self._state, {net.name: net})
+        except CoterieError as error:
+            raise DataError(f"{error}; without this file the run starts over") from error
+        last = content["federation"]["round"]
+        kept = {
+            name: [record for record in records if record["round"] <= last]
+            for name, records in _written(stored).items()
+        }
+        self._rewrite(kept)
+        try:
+            seconds = json.loads(self._clock.read_text(encoding="utf-8"))["seconds"]
+        except (OSError, ValueError, KeyError):
+            seconds = 0.0
+        return Checkpoint(content["state"], content["federation"], seconds, **kept)
+
+    def _rewrite(self, records: Mapping[str, Iterable[Record]]) -> None:
+        """Drop lines of rounds that are not in the checkpoint: they will be run again, and written again."""
+        for name, lines in records.items():
+            path = self.path / f"{name}.jsonl"
+            if path.exists() or name != "insights":
+                write_whole(path, _lines(lines))
+
+    def round_done(self, checkpoint: Checkpoint, record: Record | None, groups: Record | None) -> None:
+        """Append what is new, and save a checkpoint: after every round if told, else unless it takes too much time."""
+        insight = checkpoint.insights[-1] if record is not None and checkpoint.insights else None
+        for name, line in (("rounds.jsonl", record), ("groups.jsonl", groups), ("insights.jsonl", insight)):
+            if line is not None:
+                with (self.path / name).open("a", encoding="utf-8") as file:
+                    file.write(_lines([line]))
+        if self._every_round or (time.monotonic() - self._saved) * self._saving >= self._cost:
+            self._save(checkpoint)
+
+    def run_done(self, checkpoint: Checkpoint, result: Result) -> None:
+        """Write what is known at the end."""
+        self._save(checkpoint)
+        write_whole(self.path / "clients.jsonl", _lines(result.clients))
+        write_whole(self.path / "summary.json", json.dumps(result.summary, indent=2) + "\n")
+        if not self._keep_state:
+            shutil.rmtree(self.path / "state")
+        for folder in (self.path, self.path / "state"):
+            for left in folder.glob(f"*{PART}"):  # by a process that was killed while it wrote
+                left.unlink()
+
+    def _save(self, checkpoint: Checkpoint) -> None:
+        started = time.monotonic()
+        codec.write(self._state, {"state": checkpoint.state, "federation": checkpoint.federation})
+        write_whole(self._clock, json.dumps({"seconds": round(checkpoint.seconds, 3)}) + "\n")
+        self._saved = time.monotonic()
+        self._cost = self._saved - started
+
+
+def require_empty(folder: Path, but: Collection[str] = ()) -> None:
+    """Refuse a folder in which there is something already."""
+    if folder.exists() and not folder.is_dir():
+        raise SettingsError(f"out={folder}: a file; choose a folder")
+    if folder.exists() and any(child.name not in but and child.suffix != PART for child in folder.iterdir()):
+        if (folder / "settings.toml").exists():
+            raise SettingsError(f"out={folder}: holds another run; choose another folder, or go on with `run --resume`")
+        raise SettingsError(f"out={folder}: is not empty; choose another folder")
+
+
+def is_finished(path: Path) -> bool:
+    """Whether the run in a folder has come to its end, and all of its rounds are there."""
+    try:
+        summary = _read_summary(path / "summary.json")
+        rounds = read_lines(path / "rounds.jsonl")
+    except DataError:
+        return False
+    if summary is None or "rounds" not in summary:
+        return summary is not None  # a measure has no rounds
+    return bool(rounds) and rounds[-1].get("round") == summary["rounds"]
+
+
+def read_lines(path: Path) -> list[Record]:
+    """The records of a file, without a last line that was cut off when its writer was killed."""
+    if not path.is_file():
+        return []
+    records = []
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines):
+        if not line:
+            continue
+        try:
+            records.append(json.loads(line))
+        except ValueError as error:
+            if number == len(lines) - 1:
+                break
+            raise DataError(f"{path}: line {number + 1} is damaged ({error})") from error
+    return records
+
+
+def _written(stored: StoredRun) -> dict[str, list[Record]]:
+    """The records that are written as a run goes, by the name of their file."""
+    return {"rounds": stored.rounds, "groups": stored.groups, "insights": stored.insights}
+
+
+def _read_summary(path: Path) -> Record | None:
+    if not path.is_file():
+        return None
+    try:
+        summary = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DataError(f"{path}: damaged ({error})") from error
+    if not isinstance(summary, dict):
+        raise DataError(f"{path}: damaged (no table)")
+    return summary
+
+
+def _lines(records: Iterable[Record]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def _completed(table: dict[str, Any]) -> dict[str, Any]:
+    """Settings with everything that was added to them in later versions, as it was by default."""
+    return Settings.from_table(table).table() if "split" in table else table
+
+
+def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], above: str = "") -> list[str]:
+    """What is set differently and may change results; of something else altogether only what it is."""
+    if ours.get("name") != theirs.get("name"):
+        return [f"{above.removesuffix('.')} is {theirs.get('name')} there, {ours.get('name')} here"]
+    found = []
+    for name in sorted({*ours, *theirs}):
+        key, mine, other = above + name, ours.get(name), theirs.get(name)
+        if isinstance(mine, Mapping) or isinstance(other, Mapping):
+            found += _differences(mine or {}, other or {}, key + ".")
+        elif mine != other and key not in WITHOUT_EFFECT:
+            found.append(f"{key} is {other} there, {mine} here")
+    return found

@@ -1,0 +1,483 @@
+"""Everything that decides a run, from options on a command line, from Python, or from a settings file."""
+
+import dataclasses
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from coterie._version import __version__
+from coterie.core.errors import SettingsError, unknown
+from coterie.core.registry import Option, Registry, checked, options
+from coterie.data.dataset import Dataset
+from coterie.data.division import Division
+from coterie.data.loading import load
+from coterie.data.population import Population, populate
+from coterie.data.sources import sources
+from coterie.data.split import Split, SplitRule, split_rules
+from coterie.engines.simulation import Computing, Simulation
+from coterie.methods import methods
+from coterie.nets.net import Factory
+from coterie.server.federation import Federation
+from coterie.server.method import Method
+from coterie.server.scoring import Scoring
+
+__all__ = [
+    "FORMAT",
+    "GENERAL",
+    "Settings",
+    "World",
+    "as_toml",
+    "check_format",
+    "data_options",
+    "made_of",
+    "read_table",
+    "section_of",
+    "simulate",
+]
+
+FORMAT = 1
+"""The version of settings files and run folders."""
+
+GENERAL = (
+    Option(
+        "data", str, "digits", "Name of a data set (see `coterie data`), an .npz file or a folder of images per class."
+    ),
+    Option("data_dir", str, None, "Folder of published data files; else COTERIE_DATA, else the user's cache."),
+    Option("limit", int, None, "Use only so many training samples."),
+    Option("hold_out", float, None, "Share of own data that becomes the test part."),
+    Option("split", str, "dirichlet", "How samples are divided among clients (see `coterie splits`)."),
+    Option(
+        "net",
+        str,
+        None,
+        "Network (see `coterie nets`) or `package.module:function`; by default one that fits the data.",
+    ),
+    Option("seed", int, 0, "Seed of everything that is random."),
+    Option("split_seed", int, None, "Seed of the data's division, if that is to be another."),
+    Option("arrivals", str, None, "Clients that arrive late, and in which round: `3:10,7:20`."),
+)
+"""Options that no class declares."""
+
+_SECTIONS: dict[str, type] = {"division": Division, "computing": Computing, "scoring": Scoring}
+
+_DEFAULTS = {"data": "digits", "split": "dirichlet", "method": None}
+"""What is used if nobody says; there is no method by default."""
+
+_TOP = ("data", "split", "split_seed", "net", "seed", "arrivals")
+"""What does not belong to any part."""
+
+_COMMON = {
+    "data": tuple(option for option in GENERAL if option.name in ("data_dir", "limit", "hold_out")),
+    "split": options(SplitRule),
+    "method": options(Method),
+}
+"""What all data sets, all splits and all methods can be told."""
+
+
+def data_options(data: str) -> tuple[Option, ...]:
+    """What only this data set can be told. What its draws depend on is left out: that is the run's seed."""
+    if data not in sources:
+        return (Option("size", int, None, "Side in pixels to which the images of an own folder are scaled."),)
+    return tuple(option for option in options(sources[data]) if option.name != "seed")
+
+
+@dataclass(frozen=True)
+class World:
+    """The clients of an experiment: data, split, net and how to compute; everything but the method."""
+
+    data: str = "digits"
+    data_options: Mapping[str, Any] = field(default_factory=dict)
+    split: SplitRule = field(default_factory=lambda: split_rules["dirichlet"]())
+    net: str | None = None
+    seed: int = 0
+    split_seed: int | None = None
+    arrivals: Mapping[int, int] = field(default_factory=dict)
+    division: Division = field(default_factory=Division)
+    computing: Computing = field(default_factory=Computing)
+    labels: tuple[str, ...] = ()
+    """The label set that the settings were made with; data with another one is refused."""
+
+    def __post_init__(self) -> None:
+        _check_arrivals(self.arrivals)
+
+    @cached_property
+    def dataset(self) -> Dataset:
+        """The data, read once."""
+        data = _loaded(self.data, self.data_options, self._world_seed)
+        if self.labels and data.labels != self.labels:
+            raise SettingsError(f"{data.name} has the labels {_some(data.labels)}, the settings {_some(self.labels)}")
+        return data
+
+    @property
+    def _world_seed(self) -> int:
+        return self.seed if self.split_seed is None else self.split_seed
+
+    @cached_property
+    def population(self) -> Population:
+        """The clients with their data."""
+        return populate(self.dataset, self.split, self.division, self._world_seed)
+
+    @property
+    def net_name(self) -> str:
+        """The net that was asked for, or one that suits the data."""
+        return self.net or default_net(self.data, self.dataset)
+
+    def federation(self, engine: Simulation | None = None) -> Federation:
+        """The clients, ready to run programs; on an engine of this world, if there is one already."""
+        _check_arrivals(self.arrivals, len(self.population))
+        engine = engine or self.engine()
+        return Federation(engine, self.seed, self.arrivals, self.population.groups)
+
+    def engine(self, beside: Simulation | None = None) -> Simulation:
+        """An engine for the clients, beside another of the same samples and net, if there is one."""
+        return Simulation(self.population, self.net_name, self.computing, beside)
+
+    def beside(self, other: "World") -> "World":
+        """The same world with the data that another one has read, where it is the same."""
+        made = replace(self)
+        same = (self.data, self.data_options, self.labels) == (other.data, other.data_options, other.labels)
+        if same and (self._world_seed == other._world_seed or not self._draws_samples):
+            made.__dict__["dataset"] = other.dataset
+        return made
+
+    @property
+    def _draws_samples(self) -> bool:
+        """Whether the seed decides which samples the data set has."""
+        if self.data not in sources:
+            return True
+        return "limit" in self.data_options or "hold_out" in self.data_options or hasattr(sources[self.data], "seed")
+
+    def reseeded(self, seed: int) -> "World":
+        """The same with another seed, which may pick other classes where the data set picks some."""
+        return self if seed == self.seed else replace(self, seed=seed, labels=())
+
+    def resolved(self) -> "World":
+        """The same with everything spelled out: net and labels, and files by their full paths."""
+        places = {name: _full(value) for name, value in self.data_options.items() if name == "data_dir"}
+        paths = [option.name for option in options(type(self.split)) if Path in get_args(option.type)]
+        named = {name: getattr(self.split, name) for name in paths}
+        files = {name: _full(value) for name, value in named.items() if isinstance(value, str | Path) and str(value)}
+        return replace(
+            self,
+            data=self.data if self.data in sources else _full(self.data),
+            data_options={**self.data_options, **places},
+            split=replace(self.split, **files),  # type: ignore[arg-type]  # only options that take paths
+            net=self.net_name,
+            labels=self.dataset.labels,
+        )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A method in a world, and what is measured."""
+
+    method: Method
+    world: World = field(default_factory=World)
+    scoring: Scoring = field(default_factory=Scoring)
+
+    def __post_init__(self) -> None:
+        for client, arrival in self.world.arrivals.items():
+            if arrival > self.method.rounds:
+                raise SettingsError(
+                    f"arrivals: client {client} comes in round {arrival}, after the last of {self.method.rounds}"
+                )
+
+    @classmethod
+    def of(
+        cls,
+        given: Mapping[str, Any],
+        method: str | None = None,
+        base: Mapping[str, Any] | None = None,
+        others: Iterable[str] = (),
+    ) -> "tuple[Settings, list[str]]":
+        """Settings from options by name, on top of a settings file's content, and what a user should know about them.
+
+        A plain name belongs to the first of split, data set and method that has such an option; `split.alpha`,
+        `data.classes` and `method.alpha` say which. `others` are methods for the same world: an option that only they
+        have is theirs.
+        """
+        table = dict(base or {})
+        for part, name in {"data": given.get("data"), "split": given.get("split"), "method": method}.items():
+            section = table[part] = section_of(table, part)
+            if name is not None and section.get("name", _DEFAULTS[part]) != name:
+                # Options of another data set, split or method are not for this one, unless all have them.
+                shared = {option.name for option in _COMMON[part]}
+                table[part] = {key: value for key, value in section.items() if key in shared} | {"name": name}
+        if "name" not in table["method"]:
+            raise SettingsError("no method: name one, or a settings file that does")
+        owners = _owners(*(table[part].get("name", default) for part, default in _DEFAULTS.items()))
+        elsewhere = {option.name for other in others for option in options(methods[other])}
+        routed, notes = _routed(given, owners, apart=_TOP, elsewhere=elsewhere)
+        if routed["data"] or any(given.get(name) is not None for name in ("seed", "split_seed")):
+            table["data"].pop("labels", None)  # what is given may pick other classes
+        for part, values in routed.items():
+            table[part] = section_of(table, part) | values
+        table |= {name: given[name] for name in ("net", "seed", "split_seed") if given.get(name) is not None}
+        if given.get("arrivals") is not None:
+            table["arrivals"] = {str(client): at for client, at in parse_arrivals(given["arrivals"]).items()}
+        made = cls.from_table(table)
+        wanted = made.method.server_samples
+        if wanted and "server_samples" not in table["division"]:
+            notes.append(f"the server holds {wanted} samples, which {made.method.name} needs: server_samples")
+            table["division"]["server_samples"] = wanted
+            made = cls.from_table(table)
+        return made, notes
+
+    def with_server_samples(self, count: int) -> "Settings":
+        """The same with so many samples that the server holds."""
+        division = replace(self.world.division, server_samples=count)
+        return replace(self, world=replace(self.world, division=division))
+
+    def resolved(self) -> "Settings":
+        """The same with everything spelled out, so that a file of it gives the same run anywhere on this machine."""
+        return replace(self, world=self.world.resolved())
+
+    def table(self) -> dict[str, Any]:
+        """Everything, as a settings file has it. What is not set is left out."""
+        world = self.world
+        top = {"format": FORMAT, "coterie": __version__, "seed": world.seed, "split_seed": world.split_seed}
+        content = {
+            **top,
+            "net": world.net,
+            "data": {"name": world.data, **world.data_options, "labels": world.labels or None},
+            "split": {"name": world.split.name, **_fields(world.split)},
+            "method": {"name": self.method.name, **_fields(self.method)},
+            "division": _fields(world.division),
+            "scoring": _fields(self.scoring),
+            "computing": _fields(world.computing),
+            "arrivals": {str(client): arrival for client, arrival in world.arrivals.items()},
+        }
+        return as_toml(content)
+
+    @classmethod
+    def from_table(cls, content: Mapping[str, Any]) -> "Settings":
+        """Settings from a settings file's content."""
+        if "task" in content:
+            raise SettingsError("these are the settings of a run over real sites: go on with `coterie deploy resume`")
+        known = {"format", "coterie", "net", "seed", "split_seed", "arrivals", *_DEFAULTS, *_SECTIONS}
+        for name in content:
+            if name not in known:
+                raise unknown("entry of the settings", name, known)
+        check_format(content)
+        parts = {name: section_of(content, name) for name in (*_DEFAULTS, "arrivals", *_SECTIONS)}
+        data, split, method = (parts[name].pop("name", default) for name, default in _DEFAULTS.items())
+        if method is None:
+            raise SettingsError("the settings name no method: write [method] with name = ... in it")
+        labels = checked("data.labels", parts["data"].pop("labels", ()), tuple[str, ...])
+        made = {name: made_of(kind, parts[name]) for name, kind in _SECTIONS.items()}
+        world = World(
+            data=data,
+            data_options=_checked_all(parts["data"], _owners(data=data)["data"], "[data]"),
+            split=split_rules.make(split, **parts["split"]),
+            net=checked("net", content.get("net"), str | None),
+            seed=checked("seed", content.get("seed", 0), int),
+            split_seed=checked("split_seed", content.get("split_seed"), int | None),
+            arrivals=dict(_arrival(client, arrival) for client, arrival in parts["arrivals"].items()),
+            division=made["division"],
+            computing=made["computing"],
+            labels=labels,
+        )
+        return cls(methods.make(method, **parts["method"]), world, made["scoring"])
+
+    @classmethod
+    def read(cls, path: Path) -> "Settings":
+        """Settings from a file."""
+        return cls.from_table(read_table(path))
+
+
+def read_table(path: Path) -> dict[str, Any]:
+    """The content of a settings file."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be read ({error.strerror})") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: not a TOML file ({error})") from error
+
+
+def check_format(content: Mapping[str, Any]) -> None:
+    """Refuse settings of another version of the format."""
+    if content.get("format", FORMAT) != FORMAT:
+        raise SettingsError(f"format={content['format']}: this version of Coterie reads format {FORMAT}")
+
+
+def default_net(data: str, dataset: Dataset) -> str:
+    """A net that suits the data: the catalogue's, or by the shape of own data."""
+    if data in sources:
+        return sources[data].net
+    if len(dataset.shape) != 3:
+        return "mlp"
+    return "lenet5" if min(dataset.shape[1:]) >= 16 else "cnn"
+
+
+def simulate(
+    dataset: str | Dataset = "digits",
+    split: str | SplitRule | Split = "dirichlet",
+    net: str | Factory | None = None,
+    *,
+    seed: int = 0,
+    split_seed: int | None = None,
+    arrivals: Mapping[int, int] | None = None,
+    **given: Any,
+) -> Federation:
+    """A simulated federation: a data set divided among clients, and a net for them to train.
+
+    Data set, split and net are names or objects. Other options are those of the split (`clients=50`, `alpha=0.1`), of
+    the data set (`data_dir`, `limit`), of the clients' data (`test="labels"`, see `Division`) and of the computation
+    (`device="cuda"`, see `Computing`).
+    """
+    names = {part: name for part, name in (("data", dataset), ("split", split)) if isinstance(name, str)}
+    owners = {name: known for name, known in _owners(**names).items() if name != "scoring"}
+    routed, _ = _routed(given, owners, apart=("dataset", *_TOP[1:]))
+    world_seed = seed if split_seed is None else split_seed
+    data = _loaded(dataset, routed["data"], world_seed) if isinstance(dataset, str) else dataset
+    rule = split_rules.make(split, **routed["split"]) if isinstance(split, str) else split
+    population = populate(data, rule, Division(**routed["division"]), world_seed)
+    _check_arrivals(arrivals or {}, len(population))
+    net = net or default_net(names.get("data", ""), data)
+    engine = Simulation(population, net, Computing(**routed["computing"]))
+    return Federation(engine, seed, arrivals, population.groups)
+
+
+def _loaded(data: str, given: Mapping[str, Any], seed: int) -> Dataset:
+    more = dict(given)
+    return load(data, more.pop("data_dir", None), seed=seed, **more)
+
+
+def parse_arrivals(text: str) -> dict[int, int]:
+    """`3:10,7:20` as {3: 10, 7: 20}; nothing if nobody arrives late."""
+    pairs = [pair.split(":") for pair in text.split(",")] if text.strip() else []
+    try:
+        arrivals = {int(client): int(arrival) for client, arrival in pairs}
+    except ValueError:
+        raise SettingsError(f"arrivals={text!r}: write client:round,client:round, e.g. 3:10,7:20") from None
+    if len(arrivals) < len(pairs):
+        raise SettingsError(f"arrivals={text!r}: a client arrives once")
+    return arrivals
+
+
+def _arrival(client: str, arrival: Any) -> tuple[int, int]:
+    """An entry of the settings' arrivals."""
+    if not client.strip().isdecimal():
+        raise SettingsError(f"arrivals: {client!r} is not the number of a client, counted from 0")
+    return int(client), checked(f"arrivals.{client}", arrival, int)
+
+
+def _check_arrivals(arrivals: Mapping[int, int], clients: int | None = None) -> None:
+    """Refuse rounds that do not exist and, if the number of clients is known, a first round with nobody there."""
+    for client, arrival in arrivals.items():
+        if arrival < 1:
+            raise SettingsError(f"arrivals: client {client} in round {arrival}; rounds are counted from 1")
+    if clients is not None and sum(arrival > 1 for arrival in arrivals.values()) >= clients:
+        raise SettingsError("arrivals: nobody is there in the first round; let a client arrive in round 1")
+
+
+def _owners(
+    data: str | None = None, split: str | None = None, method: str | None = None
+) -> dict[str, dict[str, Option]]:
+    """The options of every part that has some, those that a plain name means first."""
+    owners: dict[str, Iterable[Option]] = {name: options(kind) for name, kind in _SECTIONS.items()}
+    if split is not None:
+        owners["split"] = options(split_rules[split])
+    if data is not None:
+        owners["data"] = _COMMON["data"] + data_options(data)
+    if method is not None:
+        owners["method"] = options(methods[method])
+    return {name: {option.name: option for option in known} for name, known in owners.items()}
+
+
+def _routed(
+    given: Mapping[str, Any],
+    owners: Mapping[str, Mapping[str, Option]],
+    apart: Collection[str] = (),
+    elsewhere: Collection[str] = (),
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Which part gets which option. Names in `apart` are no part's; those in `elsewhere` may be somebody else's."""
+    routed: dict[str, dict[str, Any]] = {name: {} for name in owners}
+    notes = []
+    for name, value in given.items():
+        if value is None or name in apart:
+            continue
+        part, _, option = name.rpartition(".")
+        takers = [owner for owner, known in owners.items() if option in known and part in ("", owner)]
+        if takers:
+            routed[takers[0]][option] = checked(name, value, owners[takers[0]][option].type)
+            notes += [f"{name} is the {takers[0]}'s; the {other} has one too: {other}.{name}" for other in takers[1:]]
+        elif option not in elsewhere or part not in ("", "method"):
+            raise _homeless(name, owners, apart)
+    return routed, notes
+
+
+def _homeless(name: str, owners: Mapping[str, Mapping[str, Option]], apart: Collection[str]) -> SettingsError:
+    """The error for an option that nothing takes: another split, data set or method may have it, or none at all."""
+    part, _, option = name.rpartition(".")
+    registries: dict[str, Registry[Any]] = {"split": split_rules, "data": sources, "method": methods}
+    homes = [
+        f"{registry.kind} {key}"
+        for kind, registry in registries.items()
+        for key in registry
+        if part in ("", kind) and option in _owners(**{kind: key})[kind]
+    ]
+    if homes:
+        some = ", ".join(homes[:5]) + (", ..." if len(homes) > 5 else "")
+        return SettingsError(f"option {name!r}: nothing that is used here has it, only {some}")
+    if "." in name:
+        return unknown("option", name, [f"{part}.{option}" for part, known in owners.items() for option in known])
+    return unknown("option", name, [*apart, *(option for known in owners.values() for option in known)])
+
+
+def _fields(thing: Any) -> dict[str, Any]:
+    return {item.name: getattr(thing, item.name) for item in dataclasses.fields(thing)}
+
+
+def section_of(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A section of the settings, empty if it is not there."""
+    section = content.get(name, {})
+    if not isinstance(section, Mapping):
+        more = f" with name = {section!r} in it" if name in _DEFAULTS else ""
+        raise SettingsError(f"{name} = {section!r}: expected a section [{name}]{more}")
+    checked(f"{name}.name", section.get("name", ""), str)
+    return dict(section)
+
+
+def made_of(kind: type, values: Mapping[str, Any]) -> Any:
+    """An instance of a class from the content of its section."""
+    known = {option.name: option for option in options(kind)}
+    return kind(**_checked_all(values, known, f"[{kind.__name__.lower()}]"))
+
+
+def _checked_all(values: Mapping[str, Any], known: Mapping[str, Option], where: str) -> dict[str, Any]:
+    for name in values:
+        if name not in known:
+            raise unknown(f"entry of {where}", name, known)
+    return {name: checked(name, value, known[name].type) for name, value in values.items()}
+
+
+def _full(path: str | Path) -> str:
+    return str(Path(path).expanduser().absolute())
+
+
+def _some(labels: tuple[str, ...]) -> str:
+    return ", ".join(labels[:10]) + (f" ... ({len(labels)} in all)" if len(labels) > 10 else "")
+
+
+def as_toml(content: Mapping[str, Any]) -> dict[str, Any]:
+    """The same in the types of TOML, without what is not set: TOML has no word for nothing."""
+    kept = {}
+    for name, value in content.items():
+        if isinstance(value, np.ndarray | np.generic):
+            value = value.tolist()
+        elif isinstance(value, Mapping):
+            value = as_toml(value) or None
+        elif isinstance(value, tuple):
+            value = list(value)
+        elif isinstance(value, Path):
+            value = str(value)
+        if value is not None:
+            kept[name] = value
+    return kept

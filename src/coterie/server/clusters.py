@@ -1,0 +1,86 @@
+"""Clusters of clients with a model each, and FedAvg inside every one of them.
+
+What methods share that group clients in one round and train the groups apart in the next.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from coterie.core.records import state
+from coterie.moves import mixing, sampling
+from coterie.moves.grouping import Grouping
+from coterie.nets.stacks import Models
+from coterie.server import serving
+from coterie.server.federation import Federation, Replies
+from coterie.server.serving import Served
+
+__all__ = ["Clusters"]
+
+
+@state
+class Clusters:
+    """A model per cluster, and which cluster each client is in."""
+
+    models: Models
+    """The clusters' models, [cluster]."""
+    labels: Tensor
+    """Each client's cluster, [client]; -1 for one that is in none yet."""
+
+    @classmethod
+    def one(cls, model: Models, fed: Federation) -> "Clusters":
+        """All clients, also those that have yet to come, in a single cluster."""
+        return cls(model.expand(1), torch.zeros(len(fed.names), dtype=torch.int64))
+
+    @classmethod
+    def found(cls, fed: Federation, replies: Replies, grouping: Grouping, weighting: str = "samples") -> "Clusters":
+        """Those of the clients that answered, each with its members' mean; the others are in none."""
+        samples = replies.samples if weighting == "samples" else torch.ones(len(replies))
+        nobody = cls(mixing.by_samples(samples, grouping) @ replies.model, torch.empty(0, dtype=torch.int64))
+        return nobody.joined(fed, replies.clients, grouping.labels)
+
+    def of(self, fed: Federation) -> Tensor:
+        """Each client's cluster, [client], with those that have come since."""
+        return F.pad(self.labels, (0, len(fed.names) - len(self.labels)), value=-1)
+
+    def missing(self, fed: Federation) -> np.ndarray:
+        """Positions of the clients that are there but in no cluster."""
+        return fed.clients[(self.of(fed)[fed.clients] < 0).numpy()]
+
+    def joined(self, fed: Federation, clients: np.ndarray, labels: Any) -> "Clusters":
+        """With some clients put in clusters."""
+        all_labels = self.of(fed).clone()
+        all_labels[clients] = torch.as_tensor(labels, dtype=torch.int64)
+        return Clusters(self.models, all_labels)
+
+    def sample(self, fed: Federation, participation: float) -> np.ndarray:
+        """A cohort with its share of every cluster, at least one client of each that has somebody there."""
+        rng, labels = fed.generator("sample"), self.of(fed).numpy()[fed.clients]
+        clusters = [fed.clients[labels == cluster] for cluster in np.unique(labels[labels >= 0])]
+        drawn = [sampling.uniform(some, sampling.cohort_size(participation, len(some)), rng) for some in clusters]
+        return np.sort(np.concatenate([*drawn, fed.clients[:0]]))
+
+    def start(self, fed: Federation, clients: np.ndarray, otherwise: Models | None = None) -> Models:
+        """The model that each of some clients trains from, [client]: its cluster's, or another if it is in none."""
+        models = self.models if otherwise is None else Models.cat([self.models, otherwise.expand(1)])
+        return models[self.of(fed)[clients].to(models.parameters.device)]  # -1 is the last
+
+    def averaged(self, fed: Federation, replies: Replies, weighting: str = "samples") -> "Clusters":
+        """Each cluster's model replaced by the mean of what its members sent; where none did, it stays.
+
+        Models of clients that are in no cluster are in no mean.
+        """
+        labels = self.of(fed)
+        models = replies.average(weighting, by=labels[replies.clients], otherwise=self.models)
+        return Clusters(models, labels)
+
+    def serve(self, fed: Federation, otherwise: Models | None = None) -> Served:
+        """Its cluster's model for each client; for those in none, another one, or else the first cluster's."""
+        labels = self.of(fed)
+        if otherwise is None or not len(self.missing(fed)):
+            return serving.each(self.models, labels.clamp(min=0))
+        models = Models.cat([self.models, otherwise.expand(1)])
+        return serving.each(models, torch.where(labels < 0, len(self.models), labels))

@@ -1,0 +1,510 @@
+"""The port between methods and clients: a method asks the federation to run a program, and mixes what comes back."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.clients.clients import Clients, Round, new_models
+from coterie.clients.letters import Letters
+from coterie.clients.memory import Value, size_of
+from coterie.clients.programs import Program
+from coterie.core.errors import CoterieError, NoAnswerError
+from coterie.core.randomness import generator
+from coterie.moves import mixing, sampling
+from coterie.nets.net import Net
+from coterie.nets.stacks import Changes, Models, Stack
+from coterie.server.ledger import Direction, Ledger
+from coterie.training.local import LocalTraining
+
+__all__ = ["KEPT_FINITE", "Answers", "Call", "Engine", "Federation", "Replies"]
+
+KEPT_FINITE = "_kept_finite"
+"""The output, beside a program's own, that says whether the models that a client keeps are finite, [client]."""
+
+log = logging.getLogger("coterie")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A program with its inputs, for some clients: what an engine carries."""
+
+    program: Program
+    clients: np.ndarray
+    """Positions of the clients, ascending."""
+    each: Mapping[str, Value] = field(default_factory=dict)
+    """Inputs with a row per client."""
+    shared: Mapping[str, Value] = field(default_factory=dict)
+    """Inputs that are the same for all."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    at: Round = field(default_factory=Round)
+    letters: Letters = field(default_factory=Letters)
+    """Letters for these clients."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What came back: who answered, and their outputs in that order."""
+
+    clients: np.ndarray
+    outputs: Mapping[str, Value]
+    letters: Letters = field(default_factory=Letters)
+    """What they have written to each other."""
+
+
+class Engine(Protocol):
+    """Carries programs to clients, which have positions from 0 on."""
+
+    @property
+    def net(self) -> Net:
+        """The net that is trained."""
+        ...
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What the clients are called."""
+        ...
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Training samples of each client."""
+        ...
+
+    @property
+    def server(self) -> Sequence[int]:
+        """Positions of the parts of the global test set, all below 0: they can be scored like clients."""
+        ...
+
+    @property
+    def real(self) -> bool:
+        """Whether clients are others, and not simulated here. What says nothing is taken for real."""
+        ...
+
+    def present(self) -> np.ndarray:
+        """Positions of the clients that can be reached."""
+        ...
+
+    def start_round(self, number: int) -> None:
+        """A round begins: a good moment to see who is there."""
+        ...
+
+    def run(self, call: Call) -> Answers:
+        """Run a program on clients."""
+        ...
+
+    def reject(self, clients: np.ndarray) -> None:
+        """Forget what these clients have kept since the last commit."""
+        ...
+
+    def commit(self) -> None:
+        """Make final what clients have kept in this round."""
+        ...
+
+    def rollback(self) -> None:
+        """Forget what all clients have kept in this round."""
+        ...
+
+    def reset(self) -> None:
+        """Forget everything that clients keep: a new run begins."""
+        ...
+
+    def checkpoint(self) -> Any:
+        """What clients keep, to be stored with a checkpoint."""
+        ...
+
+    def restore(self, content: Any) -> None:
+        """Go back to a checkpoint."""
+        ...
+
+    def server_clients(self, at: Round) -> Clients:
+        """The `Clients` interface over what the server itself holds."""
+        ...
+
+    def explain(self) -> str:
+        """How it computes, and why."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds, such as worker processes."""
+        ...
+
+
+class Replies:
+    """What clients sent back: each output of the program as an attribute, with a row per client that answered."""
+
+    def __init__(self, clients: np.ndarray, outputs: Mapping[str, Value], sizes: Tensor, letters: Letters) -> None:
+        self.clients = clients
+        """Positions of the clients that answered, ascending."""
+        self.outputs: dict[str, Any] = dict(outputs)
+        self.letters = letters
+        """What they have written to each other, to be handed on unopened."""
+        self._sizes = sizes
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def __getattr__(self, name: str) -> Any:
+        outputs = self.__dict__.get("outputs", {})
+        if name in outputs:
+            return outputs[name]
+        raise AttributeError(f"the program returned no {name!r}, only {', '.join(outputs) or 'nothing'}")
+
+    def weights(self, weighting: str = "samples") -> Tensor:
+        """What the clients weigh in a mean, [client]: in proportion to their samples, or all the same."""
+        return (mixing.by_samples(self.samples) if weighting == "samples" else mixing.uniform(len(self)))[0]
+
+    @property
+    def samples(self) -> Tensor:
+        """Training samples of the clients that answered, [client]."""
+        return self._sizes
+
+    def average(self, weighting: str = "samples", of: str = "model", by: Any = None, otherwise: Any = None) -> Any:
+        """The mean of an output over the clients, weighted by their samples or uniformly: a single model.
+
+        With `by` [client], the group of each client that answered, it is one per group, [group]; `otherwise` [group]
+        are those of groups from which nobody answered, which stay to the last bit.
+        """
+        samples = self.samples if weighting == "samples" else torch.ones(len(self))
+        if by is None:
+            return (mixing.by_samples(samples) @ self.outputs[of])[0]
+        membership = torch.as_tensor(by).cpu() == torch.arange(len(otherwise))[:, None]  # [group, client]
+        return self.mixed(membership * samples, otherwise, of)
+
+    def mixed(self, weights: Tensor, otherwise: Any, of: str = "model") -> Any:
+        """Means of an output with these weights [group, client], of which only the proportions in a row matter.
+
+        A row without any weight, because nobody of that group answered, stays to the last bit what `otherwise` [group]
+        has there.
+        """
+        there = (weights > 0).any(dim=1)
+        normal = torch.zeros(weights.shape, dtype=torch.float64)
+        if there.any():
+            normal[there] = mixing.by_samples(torch.ones(len(self)), weights[there])
+        return (normal @ self.outputs[of]).where(there, otherwise)
+
+
+class Federation:
+    """Clients that can be asked to run programs, in a run of rounds."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        seed: int = 0,
+        arrivals: Mapping[int, int] | None = None,
+        true_groups: np.ndarray | None = None,
+    ) -> None:
+        self._engine, self.seed, self.true_groups = engine, seed, true_groups
+        self.keep_last, self._test_data = False, False
+        self.ledger = Ledger()
+        self.round, self.rounds, self._phase = 0, 0, 0
+        self._method_at_work = False
+        self._arrivals = dict(arrivals or {})
+        for client in self._arrivals:
+            if not 0 <= client < len(engine.names):
+                raise CoterieError(f"arrivals: there is no client {client} (0 to {len(engine.names) - 1})")
+
+    @property
+    def net(self) -> Net:
+        """The net that is trained."""
+        return self._engine.net
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What the clients are called, present or not."""
+        return self._engine.names
+
+    @property
+    def sizes(self) -> Tensor:
+        """Training samples of every client, [client]."""
+        return torch.tensor(self._engine.sizes)
+
+    @property
+    def real(self) -> bool:
+        """Whether clients are others, who must not be seen through; in a simulation all are here anyway."""
+        return getattr(self._engine, "real", True)
+
+    @property
+    def clients(self) -> np.ndarray:
+        """Positions of the clients that are there in this round."""
+        now, present = max(self.round, 1), self._engine.present()
+        late = [client for client, arrival in self._arrivals.items() if arrival > now]
+        return present[~np.isin(present, late)] if late else present
+
+    def new_model(self) -> Models:
+        """A freshly initialised model: the one that every run of this seed starts from."""
+        return new_models(self.net, self.seed)
+
+    def new_models(self, count: int, first: int = 0) -> Models:
+        """Several freshly initialised models, each different; number 0 is `new_model`. Another `first`, others."""
+        return new_models(self.net, self.seed, count, first)
+
+    def generator(self, purpose: str) -> np.random.Generator:
+        """A generator for the server's draws, keyed by purpose and round."""
+        return generator(self.seed, "server", purpose, self.round)
+
+    def sample(self, participation: float = 1.0) -> np.ndarray:
+        """The cohort of this round: a share of the clients that are there, each equally likely."""
+        present = self.clients
+        count = sampling.cohort_size(participation, len(present))
+        return sampling.uniform(present, count, self.generator("sample"))
+
+    @property
+    def server(self) -> "ServerData":
+        """What the server itself holds, e.g. FLIS's probe images."""
+        return ServerData(self._engine.server_clients(self._at()))
+
+    def run(
+        self,
+        program: Program,
+        clients: Any = None,
+        *,
+        each: Any = None,
+        shared: Any = None,
+        letters: Letters | None = None,
+        **settings: Any,
+    ) -> Replies:
+        """Run a program on clients and bring back what it returns.
+
+        `each` gives inputs with a row per client, `shared` the same input to all: one value for the program's first
+        input, or a dict by name; `letters` are those of earlier replies. Everything else is a setting. Inside the
+        program every input has the client as first axis. Clients that do not answer, or answer with numbers that are
+        not finite, are missing in the replies.
+        """
+        if program.scoring:
+            raise CoterieError(f"program {program.name} reads test data: it is for scoring, not for methods")
+        return self._run(program, clients, each, shared, settings, letters=letters)
+
+    def shortcut(
+        self,
+        program: Program,
+        clients: Any = None,
+        *,
+        each: Any = None,
+        shared: Any = None,
+        letters: Letters | None = None,
+        **settings: Any,
+    ) -> Replies:
+        """Run a program that stands for an exchange between clients, as only a simulation may.
+
+        Nothing is counted: who takes a shortcut charges the ledger with what the exchange would have sent.
+        """
+        if self.real:
+            raise CoterieError(f"program {program.name}: a shortcut shows what real clients keep from the server")
+        return self._run(program, clients, each, shared, settings, letters=letters, counted=False)
+
+    def score(self, program: Program, clients: np.ndarray, each: Any, shared: Any, **settings: Any) -> Replies:
+        """Run a program that may read test data, for `coterie.server.scoring`; its traffic is counted as evaluation."""
+        if self._method_at_work:
+            raise CoterieError("test data is for scoring only: a method can reach train and validation data")
+        return self._run(program, clients, each, shared, settings, scoring=True)
+
+    @contextmanager
+    def method_at_work(self) -> Iterator[None]:
+        """While a method's own code runs: test data is out of reach, and a failure leaves no trace at the clients."""
+        self._method_at_work = True
+        try:
+            yield
+        except BaseException:
+            self._engine.rollback()
+            raise
+        finally:
+            self._method_at_work = False
+
+    def _at(self, scoring: bool = False) -> Round:
+        return Round(self.seed, self.round, scoring, self.keep_last, phase=self._phase, test_data=self._test_data)
+
+    def _run(
+        self,
+        program: Program,
+        clients: Any,
+        each: Any,
+        shared: Any,
+        settings: Mapping[str, Any],
+        scoring: bool = False,
+        letters: Letters | None = None,
+        counted: bool = True,
+    ) -> Replies:
+        positions = self.clients if clients is None else np.unique(np.asarray(clients, dtype=np.int64))
+        if clients is not None and len(positions) != len(np.atleast_1d(clients)):
+            raise CoterieError("a client is asked twice in one call")
+        if clients is not None and each is not None and (np.diff(np.asarray(clients)) < 0).any():
+            raise CoterieError("clients must be in ascending order, as their rows in `each` are")
+        call = Call(
+            program,
+            positions,
+            _bound(program, each, self.net.dtype, rows=len(positions)),
+            _bound(program, shared, self.net.dtype),
+            {name: self._resolved(value) for name, value in settings.items()},
+            self._at(scoring),
+            letters or Letters(),
+        )
+        self._phase += 1
+        _check_inputs(call)
+        if len(positions) == 0:
+            raise CoterieError(f"program {program.name}: no clients to run on")
+        crosses = counted and bool((positions >= 0).all())  # what the server holds itself does not travel
+        if crosses:
+            self._count(call.each, "evaluation" if scoring else "down")
+            self._count(call.shared, "evaluation" if scoring else "down", times=len(positions))
+        answers = self._engine.run(call)
+        # Like who answered it comes with every answer, and is nothing that a method sends.
+        outputs = dict(answers.outputs)
+        kept_finite = outputs.pop(KEPT_FINITE, None)
+        answers = replace(answers, outputs=outputs)
+        if crosses:
+            self._count(answers.outputs, "evaluation" if scoring else "up")
+            for _, _, subject, size in answers.letters.envelopes():
+                self.ledger.add("peer", subject, size)
+        answers = answers if scoring else self._accepted(program, answers, kept_finite)
+        samples = answers.outputs.get("samples")
+        if samples is None:
+            samples = self.sizes[torch.from_numpy(answers.clients[answers.clients >= 0])]
+        assert isinstance(samples, Tensor)
+        return Replies(answers.clients, answers.outputs, samples.cpu(), answers.letters)
+
+    def _resolved(self, value: Any) -> Any:
+        return value.at(self.round, self.rounds) if isinstance(value, LocalTraining) else value
+
+    def _accepted(self, program: Program, answers: Answers, kept_finite: Value | None) -> Answers:
+        """The answers without those that are not finite: they cost the client its contribution, nothing else.
+
+        So do models that it keeps, of which `kept_finite` [client] tells.
+        """
+        if not len(answers.clients):
+            raise NoAnswerError(f"round {self.round}: no client answered ({program.name})")
+        finite: dict[torch.device, list[Tensor]] = {}
+        for value in answers.outputs.values():
+            for tensor in value.tensors if isinstance(value, Stack) else (value,):
+                if tensor.is_floating_point() and tensor.numel():
+                    # The largest of a row tells about all of it, and reads it only once.
+                    largest = torch.linalg.vector_norm(tensor.reshape(len(tensor), -1), ord=torch.inf, dim=1)
+                    finite.setdefault(tensor.device, []).append(torch.isfinite(largest))
+        fine = torch.ones(len(answers.clients), dtype=torch.bool)
+        if isinstance(kept_finite, Tensor):
+            fine &= kept_finite.reshape(len(fine), -1).bool().all(dim=1).cpu()
+        for rows in finite.values():
+            fine &= torch.stack(rows).all(dim=0).cpu()
+        if fine.all():
+            return answers
+        rejected = answers.clients[~fine.numpy()]
+        names = ", ".join(self.names[client] for client in rejected[:5]) + (" ..." if len(rejected) > 5 else "")
+        log.warning("round %d, %s: client %s has numbers that are not finite", self.round, program.name, names)
+        if not fine.any():
+            raise CoterieError(
+                f"round {self.round}: no client gave finite numbers ({program.name}); a lower rate or clipping may help"
+            )
+        self._engine.reject(rejected)
+        outputs = {name: value[fine] for name, value in answers.outputs.items()}
+        letters = answers.letters.without(self.names[client] for client in rejected)
+        return Answers(answers.clients[fine.numpy()], outputs, letters)
+
+    def _count(self, values: Mapping[str, Value], direction: Direction, times: int = 1) -> None:
+        for name, value in values.items():
+            kind = "model" if isinstance(value, Models) else name.replace("_", " ")
+            self.ledger.add(direction, kind, size_of(value) * times)
+
+    # The course of a run, for `fit`
+
+    def begin(self, rounds: int, keep_last: bool = False, test_data: bool = False) -> None:
+        """Start anew: nothing remembered, nothing counted, before the first of so many rounds.
+
+        `test_data` lets the method's programs read test data, for protocols that do and say so.
+        """
+        self.round, self.rounds, self.keep_last, self._test_data = 0, rounds, keep_last, test_data
+        self.ledger = Ledger()
+        self._engine.reset()
+
+    def start_round(self, number: int) -> None:
+        """The next round begins."""
+        self.round, self._phase = number, 0
+        self._engine.start_round(number)
+
+    def commit(self) -> None:
+        """The round is done: what clients kept in it is final."""
+        self._engine.commit()
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Everything that a run in progress needs besides the method's state."""
+        return {"round": self.round, "ledger": self.ledger.by_kind(), "clients": self._engine.checkpoint()}
+
+    def restore(self, content: Mapping[str, Any]) -> None:
+        """Go on from a checkpoint."""
+        self.round = content["round"]
+        self.ledger.restore(content["ledger"])
+        self._engine.restore(content["clients"])
+
+    def explain(self) -> str:
+        """How the engine computes, and why."""
+        return self._engine.explain()
+
+    def close(self) -> None:
+        """Give back what the engine holds, such as worker processes."""
+        self._engine.close()
+
+    @property
+    def global_test(self) -> Sequence[int]:
+        """Positions that hold the global test set, for scoring."""
+        return self._engine.server
+
+
+class ServerData:
+    """What the server itself holds, with the same questions that can be put to clients."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+        return int(self._clients.sizes[0])
+
+    def predict(self, models: Models) -> Tensor:
+        """What models [model] give for the server's samples, [model, row, class], before the softmax."""
+        return self._clients.predict(models.expand(1), self._clients.inputs())[0]
+
+    def label_counts(self) -> Tensor:
+        """How often the server has each label, [class]."""
+        return self._clients.label_counts()[0]
+
+
+def _bound(program: Program, values: Any, dtype: torch.dtype, rows: int | None = None) -> dict[str, Value]:
+    """Inputs by name: a single value is for the program's first input. Plain numbers come in the models' precision."""
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        if not program.inputs:
+            raise CoterieError(f"program {program.name} takes no inputs")
+        values = {program.inputs[0]: values}
+    bound = {
+        name: value if isinstance(value, Models | Changes) else _tensor(value, dtype) for name, value in values.items()
+    }
+    for name, value in bound.items():
+        if rows is not None and (not value.shape or value.shape[0] != rows):
+            raise CoterieError(f"program {program.name}: {name} has shape {tuple(value.shape)} for {rows} clients")
+    return bound
+
+
+def _tensor(value: Any, dtype: torch.dtype) -> Tensor:
+    if isinstance(value, Tensor | np.ndarray):
+        return torch.as_tensor(value)
+    tensor = torch.as_tensor(value, dtype=torch.float64 if _has_floats(value) else None)
+    return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+
+def _has_floats(value: Any) -> bool:
+    return any(map(_has_floats, value)) if isinstance(value, list | tuple) else isinstance(value, float)
+
+
+def _check_inputs(call: Call) -> None:
+    given = [*call.each, *call.shared, *call.settings]
+    for name in given:
+        if name not in call.program.inputs:
+            inputs = ", ".join(call.program.inputs)
+            raise CoterieError(f"program {call.program.name} has no input {name!r}; it has {inputs or 'none'}")
+        if given.count(name) > 1:
+            raise CoterieError(f"program {call.program.name}: {name} is given twice")

@@ -1,0 +1,271 @@
+"""The course of a run: rounds, scoring, records, checkpoints."""
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from coterie.core.links import linked
+from coterie.moves.agreement import agreement
+from coterie.server.federation import Federation
+from coterie.server.scoring import ClientScores, Scoring, known_groups, score, spread
+from coterie.server.serving import Served
+from coterie.training.local import LocalTraining
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Checkpoint", "Observer", "Procedure", "Result", "fit"]
+
+log = logging.getLogger("coterie")
+
+Record = dict[str, Any]
+"""Figures of one round or one client, as they stand in a run folder's files."""
+
+
+@dataclass
+class Checkpoint:
+    """A run between two rounds: everything that is needed to go on, to the last bit."""
+
+    state: Any
+    federation: dict[str, Any]
+    seconds: float
+    rounds: list[Record] = field(default_factory=list)
+    groups: list[Record] = field(default_factory=list)
+    insights: list[Record] = field(default_factory=list)
+
+
+class Procedure(Protocol):
+    """What `fit` runs: a method, as far as the course of a run has to know it."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        ...
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds there are."""
+        ...
+
+    @property
+    def local(self) -> LocalTraining:
+        """How clients train."""
+        ...
+
+    @property
+    def reads_test_data(self) -> bool:
+        """Whether it looks at test data."""
+        ...
+
+    def begin(self, fed: Federation) -> Any:
+        """The state before the first round."""
+        ...
+
+    def round(self, fed: Federation, state: Any) -> Any:
+        """The state after another round."""
+        ...
+
+    def serve(self, fed: Federation, state: Any) -> Served:
+        """What each client predicts with."""
+        ...
+
+    def insight(self, fed: Federation, state: Any) -> Mapping[str, Any]:
+        """What the method has found out, for figures."""
+        ...
+
+
+class Observer(Protocol):
+    """Somebody who follows a run: a progress bar, a run folder."""
+
+    def round_done(self, checkpoint: Checkpoint, record: Record | None, groups: Record | None) -> None:
+        """A round is done; the record is there if it was evaluated, the groups if they changed."""
+        ...
+
+    def run_done(self, checkpoint: Checkpoint, result: "Result") -> None:
+        """All rounds are done."""
+        ...
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run gave."""
+
+    summary: Record
+    """The figures of the last and of the best round, and what it cost."""
+    rounds: list[Record]
+    """One record per evaluated round."""
+    clients: list[Record]
+    """One record per client."""
+    groups: list[Record]
+    """Who was grouped with whom, each time that changed."""
+    insights: list[Record]
+    """What the method found out, a record per evaluated round, if that was asked for."""
+    state: Any
+    """The method's last state."""
+    served: Served
+    """What each client predicts with."""
+
+    def plot(self) -> "Figure":
+        """A figure of the accuracy over rounds and of every client's accuracy at the end."""
+        return linked("Result.plot")(self)
+
+
+def fit(
+    method: Procedure,
+    fed: Federation,
+    *,
+    scoring: Scoring | None = None,
+    true_groups: Sequence[int] | None = None,
+    observers: Sequence[Observer] = (),
+    resume: Checkpoint | None = None,
+    describe: Record | None = None,
+) -> Result:
+    """Run a method on a federation from the beginning, or on from a checkpoint.
+
+    Two fits with the same settings give the same numbers to the last bit, and so does one that was resumed; only keys
+    that end in `seconds` differ.
+    """
+    scoring = scoring or Scoring()
+    scoring.check(fed)
+    truth = fed.true_groups if true_groups is None else np.asarray(true_groups)
+    fed.begin(method.rounds, keep_last="last" in scoring.views, test_data=method.reads_test_data)
+    started = time.perf_counter()
+    if resume is None:
+        with fed.method_at_work():
+            state = method.begin(fed)
+        fed.commit()
+        rounds: list[Record] = []
+        groups: list[Record] = []
+        insights: list[Record] = []
+    else:
+        fed.restore(resume.federation)
+        state, rounds, groups, insights = resume.state, resume.rounds, resume.groups, resume.insights
+        started -= resume.seconds
+    scores, served = None, None
+    for number in range(fed.round + 1, method.rounds + 1):
+        fed.start_round(number)
+        with fed.method_at_work():
+            state = method.round(fed, state)
+            served = method.serve(fed, state)
+        fed.commit()
+        record, change = None, _group_change(number, known_groups(fed, served), groups)
+        if number % scoring.evaluate_every == 0 or number == method.rounds:
+            missing = [view for view in scoring.views if view != "served"] if served.mixed else []
+            if missing and not rounds:
+                log.warning("%s: clients mix several models: there is no view %s", method.name, ", ".join(missing))
+            scores = score(fed, served, scoring, method.local)
+            change = change if served.index is not None else _group_change(number, scores.groups, groups)
+            record = _round_record(fed, scores, time.perf_counter() - started)
+            rounds.append(record)
+            if scoring.insights:
+                with fed.method_at_work():
+                    insights.append({"round": number} | _plain(method.insight(fed, state)))
+        checkpoint = Checkpoint(state, fed.checkpoint(), time.perf_counter() - started, rounds, groups, insights)
+        for observer in observers:
+            observer.round_done(checkpoint, record, change)
+        del checkpoint  # what clients keep is copied for it only if an observer holds on to it
+    if scores is None or served is None:  # resumed after the last round
+        with fed.method_at_work():
+            served = method.serve(fed, state)
+        scores = score(fed, served, scoring, method.local)
+        fed.restore(resume.federation)  # type: ignore[union-attr]  # scoring again must not count twice
+    sizes = fed.sizes.tolist()
+    clients = [_client_record(fed, sizes, scores, row, truth) for row in range(len(scores.clients))]
+    summary = _summary(method, fed, rounds, groups, scores, truth, describe or {})
+    result = Result(summary, rounds, clients, groups, insights, state, served)
+    last = Checkpoint(state, fed.checkpoint(), time.perf_counter() - started, rounds, groups, insights)
+    for observer in observers:
+        observer.run_done(last, result)
+    return result
+
+
+def _group_change(number: int, labels: np.ndarray | None, groups: list[Record]) -> Record | None:
+    """The groups of this round, if they are known and others than before."""
+    if labels is None:
+        return None
+    found = labels.tolist()
+    if groups and groups[-1]["groups"] == found:
+        return None
+    groups.append({"round": number, "groups": found})
+    return groups[-1]
+
+
+def _round_record(fed: Federation, scores: ClientScores, seconds: float) -> Record:
+    record: Record = {"round": fed.round}
+    record |= {f"accuracy_{name}": value for name, value in spread(scores.accuracy).items()}
+    record["loss_mean"] = spread(scores.loss)["mean"]
+    record["validation_accuracy"] = spread(scores.validation)["mean"]
+    record["steps_mean"] = float(scores.steps.mean())
+    record["groups"] = None if scores.groups is None else len(set(scores.groups[scores.clients].tolist()))
+    for direction in ("up", "down", "peer", "evaluation"):
+        record[f"bytes_{direction}"] = fed.ledger.total(direction)
+    record["seconds"] = round(seconds, 3)
+    if "global_accuracy" in scores.more:
+        globally = spread(scores.more["global_accuracy"])
+        record |= {f"global_accuracy_{name}": globally[name] for name in ("mean", "min", "max")}
+    for view in ("adapted", "last"):
+        if f"accuracy_{view}" in scores.more:
+            record[f"accuracy_{view}_mean"] = spread(scores.more[f"accuracy_{view}"])["mean"]
+    return record
+
+
+def _client_record(
+    fed: Federation, sizes: Sequence[int], scores: ClientScores, row: int, truth: np.ndarray | None
+) -> Record:
+    client = int(scores.clients[row])
+    record: Record = {
+        "client": fed.names[client],
+        "samples": sizes[client],
+        "true_group": None if truth is None else int(truth[client]),
+        "group_found": None if scores.groups is None else int(scores.groups[client]),
+        "accuracy": _number(scores.accuracy[row]),
+        "loss": _number(scores.loss[row]),
+    }
+    record |= {name: _number(values[row]) for name, values in scores.more.items()}
+    return record | {"steps": int(scores.steps[row]), "rounds_taken_part": int(scores.rounds[row])}
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _plain(value: Any) -> Any:
+    """Arrays as nested lists, numbers to six digits, and nothing for what is no number."""
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, Tensor | np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if np.isfinite(value) else None
+    return value
+
+
+def _summary(
+    method: Procedure,
+    fed: Federation,
+    rounds: list[Record],
+    groups: list[Record],
+    scores: ClientScores,
+    truth: np.ndarray | None,
+    describe: Record,
+) -> Record:
+    judged = [record for record in rounds if record["validation_accuracy"] is not None]
+    # The best round is the best on validation data, and the earliest of equals.
+    best = max(judged, key=lambda record: (record["validation_accuracy"], -record["round"]), default=None)
+    last = {name: value for name, value in rounds[-1].items() if name != "round"}
+    summary: Record = {"method": method.name, "clients": len(fed.names), "rounds": method.rounds, "seed": fed.seed}
+    if method.reads_test_data:
+        summary["reads_test_data"] = True
+    summary |= describe | {"parameters": fed.net.parameters.total} | last | {"best_round": best}
+    if truth is not None and scores.groups is not None:
+        there = scores.clients
+        summary |= agreement(scores.groups[there], truth[there])
+        summary["stable_since"] = groups[-1]["round"]
+    return summary | {"ledger": fed.ledger.by_kind()}

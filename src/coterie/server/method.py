@@ -1,0 +1,93 @@
+"""What a method is: the server's side of a protocol, as pure functions over a small state."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+from coterie.core.errors import SettingsError
+from coterie.core.registry import Registry
+from coterie.server.federation import Federation
+from coterie.server.fitting import Result, fit
+from coterie.server.serving import Served
+from coterie.training.local import LocalTraining
+
+__all__ = ["Method", "method", "methods"]
+
+M = TypeVar("M", bound="Method")
+
+
+@dataclass(frozen=True)
+class Method(LocalTraining, ABC):
+    """Base of all methods: how long it runs, who takes part, and how clients train.
+
+    A subclass declares what it can be told as fields with a default and a docstring below. `begin`, `round` and `serve`
+    keep nothing in `self`: what is carried from round to round is the state, a class marked with `@state`.
+    """
+
+    name: ClassVar[str]
+
+    rounds: int = 20
+    """How many rounds there are."""
+
+    participation: float = 1.0
+    """Share of the clients that take part in a round."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rounds < 1:
+            raise SettingsError(f"rounds={self.rounds}: at least 1")
+        if not 0 < self.participation <= 1:
+            raise SettingsError(f"participation={self.participation}: a fraction in (0, 1]; use 1.0 for all clients")
+
+    @property
+    def local(self) -> LocalTraining:
+        """How clients train, as a setting for programs."""
+        return LocalTraining(**{field.name: getattr(self, field.name) for field in fields(LocalTraining)})
+
+    @property
+    def reads_test_data(self) -> bool:
+        """Whether it looks at test data, as some published protocols do. Every table of such a run says so."""
+        return False
+
+    @property
+    def server_samples(self) -> int:
+        """How many samples the server should hold for it, if nobody says; 0 if it needs none."""
+        return 0
+
+    def check(self, fed: Federation) -> None:
+        """Refuse a federation that the method cannot run on, before anything is written or sent."""
+
+    @abstractmethod
+    def begin(self, fed: Federation) -> Any:
+        """The state before the first round."""
+
+    @abstractmethod
+    def round(self, fed: Federation, state: Any) -> Any:
+        """The state after another round."""
+
+    @abstractmethod
+    def serve(self, fed: Federation, state: Any) -> Served:
+        """What each client predicts with."""
+
+    def insight(self, fed: Federation, state: Any) -> Mapping[str, Any]:
+        """What figures of the method show of its inside after a round, by name: arrays with the client as first axis.
+
+        It is asked for only with `Scoring.insights`. What clients keep from the server is shown in simulations alone:
+        there a `fed.shortcut` may look at it.
+        """
+        return {}
+
+    def fit(self, fed: Federation, **options: Any) -> Result:
+        """Run all rounds on a federation; see `coterie.fit` for the options."""
+        return fit(self, fed, **options)
+
+
+methods: Registry[Method] = Registry("method")
+"""All methods by name."""
+
+
+@dataclass_transform(frozen_default=True)
+def method(name: str) -> Callable[[type[M]], type[M]]:
+    """Register a method under a name; its fields become its options."""
+    return methods.register(name)  # type: ignore[return-value]

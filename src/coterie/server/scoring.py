@@ -1,0 +1,235 @@
+"""What a method is worth to every single client: accuracy and loss of what it is served, under three views."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import ceil
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.clients.clients import Clients
+from coterie.clients.programs import Outputs, program
+from coterie.core.errors import SettingsError
+from coterie.moves import mixing
+from coterie.nets.stacks import Models
+from coterie.server.federation import Federation
+from coterie.server.serving import Served
+from coterie.training.local import LocalTraining
+
+__all__ = ["ClientScores", "Scoring", "known_groups", "score", "spread"]
+
+_EM_STEPS = 20
+"""Steps of the EM algorithm with which a new client finds its share of every model of a mixture."""
+
+View = Literal["served", "adapted", "last"]
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What is measured, and how often."""
+
+    evaluate_every: int = 1
+    """Rounds between evaluations; the last round is always evaluated."""
+
+    views: tuple[View, ...] = ("served",)
+    """What is scored, with commas between: what clients are `served` (always), that model `adapted` by a little local
+    training, and the model that each client trained `last`. Where clients mix several models, as in FedEM, there is no
+    such model, and only what they are served is scored."""
+
+    adapt_epochs: float = 1.0
+    """Local epochs of the view `adapted`."""
+
+    global_test: bool | None = None
+    """Whether models are also scored on the published test set. By default they are where the server holds them;
+    models that clients keep are scored there only if asked, because it takes long."""
+
+    top: Literal[1, 5] = 1
+    """A prediction is right if the label is the likeliest class (1), or among the five likeliest."""
+
+    insights: bool = False
+    """Whether what a method has found out (distances, clusters, opinions ...) is recorded with every evaluation, for
+    figures. It changes no result."""
+
+    def __post_init__(self) -> None:
+        if self.evaluate_every < 1:
+            raise SettingsError(f"evaluate_every={self.evaluate_every}: at least 1")
+        if self.adapt_epochs <= 0:
+            raise SettingsError(f"adapt_epochs={self.adapt_epochs}: above 0")
+        for view in self.views:
+            if view not in ("served", "adapted", "last"):
+                raise SettingsError(f"views={view!r}: served, adapted or last")
+
+    def check(self, fed: Federation) -> None:
+        """Refuse a federation in which every prediction would be right, before anything is written or sent."""
+        classes = fed.net.classes  # 0 where only the clients know
+        if classes == 1:
+            raise SettingsError("the data has only one class: every prediction would be right")
+        if 0 < classes <= self.top:
+            raise SettingsError(f"top={self.top}: with {classes} classes every prediction would be right")
+
+
+@dataclass(frozen=True)
+class ClientScores:
+    """Scores of all clients that are there, one row each; NaN where a client has no samples of that kind."""
+
+    clients: np.ndarray
+    accuracy: np.ndarray
+    loss: np.ndarray
+    validation: np.ndarray
+    steps: np.ndarray
+    rounds: np.ndarray
+    more: Mapping[str, np.ndarray]
+    """What is measured only if asked: `global_accuracy`, `accuracy_adapted`, `accuracy_last`."""
+    groups: np.ndarray | None
+    """Which of the server's models each client is served, by position among all clients; -1 if it is not there."""
+
+
+def score(fed: Federation, served: Served, scoring: Scoring, local: LocalTraining) -> ClientScores:
+    """Score what is served to every client that is there."""
+    each, shared = _inputs(served, fed.clients)
+    views = () if served.mixed else scoring.views
+    adapt = replace(local, epochs=scoring.adapt_epochs, steps=None) if "adapted" in views else None
+    replies = fed.score(
+        score_client,
+        fed.clients,
+        each,
+        shared,
+        kept=served.kept,
+        on=served.on,
+        shares=served.shares,
+        part=served.part,
+        personal=served.adapt,
+        adapt=adapt,
+        last="last" in views,
+        everywhere=bool(scoring.global_test) and served.personal,
+        top=scoring.top,
+    )
+    clients = replies.clients
+    rows = {name: value.cpu().numpy() for name, value in replies.outputs.items()}
+    more: dict[str, np.ndarray] = {name: rows[name] for name in _MORE if name in rows}
+    groups = _groups(fed, served, clients, rows.get("choice"))
+    if groups is not None and not served.personal and len(fed.global_test) and scoring.global_test is not False:
+        assert served.models is not None
+        more["global_accuracy"] = _globally(fed, served.models, scoring.top)[groups[clients]]
+    return ClientScores(
+        clients, rows["accuracy"], rows["loss"], rows["validation"], rows["steps"], rows["rounds"], more, groups
+    )
+
+
+def known_groups(fed: Federation, served: Served) -> np.ndarray | None:
+    """Which of the server's models each client is served, [client], where that takes no question to the clients."""
+    return _groups(fed, served, fed.clients, None)
+
+
+_MORE = ("global_accuracy", "accuracy_adapted", "accuracy_last")
+
+
+def _groups(fed: Federation, served: Served, clients: np.ndarray, choice: np.ndarray | None) -> np.ndarray | None:
+    """Which of the server's models each client has, [client], -1 for clients that are not there."""
+    if served.index is not None:
+        choice = served.index.numpy()[clients]
+    if choice is None:
+        return None
+    groups = np.full(len(fed.names), -1, dtype=np.int64)
+    groups[clients] = choice
+    return groups
+
+
+def _inputs(served: Served, clients: np.ndarray) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is sent to the clients: one model to each, or all of them to choose from or to mix."""
+    if served.models is None:
+        return {}, {} if served.shared is None else {"shared_part": served.shared}
+    index = torch.from_numpy(clients)
+    if served.weights is not None:
+        return {"weights": served.weights[index]}, {"models": served.models}
+    if served.index is None:
+        return {}, {"models": served.models}
+    chosen = served.index[index]
+    if len(torch.unique(chosen)) == 1:
+        return {}, {"models": served.models[int(chosen[0])]}
+    return {"models": served.models[chosen.to(served.models.parameters.device)]}, {}
+
+
+def _globally(fed: Federation, models: Models, top: int) -> np.ndarray:
+    """Accuracy of the server's models on the global test set, [model]."""
+    parts = fed.score(score_globally, np.array(fed.global_test), each={}, shared={"models": models}, top=top)
+    return (parts.correct.sum(dim=0) / parts.samples.sum()).cpu().numpy()
+
+
+@program(scoring=True)
+def score_client(
+    clients: Clients,
+    models: Models | None = None,
+    weights: Tensor | None = None,
+    shared_part: Tensor | None = None,
+    kept: str | None = None,
+    on: str = "train",
+    shares: str | None = None,
+    part: str = "none",
+    personal: LocalTraining | None = None,
+    adapt: LocalTraining | None = None,
+    last: bool = False,
+    everywhere: bool = False,
+    top: int = 1,
+) -> Outputs:
+    """Score what the client is served on its own test and validation data."""
+    outputs: dict[str, Tensor] = {}
+    if models is None:
+        models = clients.state(kept or "", otherwise=clients.initial())
+        models = models if shared_part is None else models.patched(part, shared_part)
+    elif shares is not None:
+        weights = _own_shares(clients, models, shares)
+    elif len(models.shape) > 1 and weights is None:
+        choice = clients.best_fit(models, on)
+        models = models[torch.arange(len(clients), device=choice.device), choice]
+        outputs["choice"] = choice
+    if personal is not None:
+        models = clients.adapt(models, personal)
+    outputs |= _measured(clients, models, weights, top)
+    if everywhere:
+        outputs["global_accuracy"] = clients.evaluate(models, "global", weights).accuracy_of(top)
+    if adapt is not None:
+        outputs["accuracy_adapted"] = clients.evaluate(clients.adapt(models, adapt), "test").accuracy_of(top)
+    if last:
+        trained = clients.state("_last", otherwise=clients.initial())
+        outputs["accuracy_last"] = clients.evaluate(trained, "test").accuracy_of(top)
+    return outputs | {"steps": clients.steps_taken, "rounds": clients.rounds_taken}
+
+
+def _own_shares(clients: Clients, models: Models, kept: str) -> Tensor:
+    """How each client mixes models [client, model], as it keeps it; new ones fit it to their own training data."""
+    even = torch.full(models.shape, 1 / models.shape[1], dtype=torch.float64, device=models.parameters.device)
+    own: Tensor = clients.state(kept, otherwise=even * torch.nan)
+    new = own.isnan().any(dim=1, keepdim=True)
+    if not new.any():
+        return own
+    return torch.where(new, mixing.mixture_shares(clients.losses(models), even, _EM_STEPS), own)
+
+
+def _measured(clients: Clients, models: Models, weights: Tensor | None, top: int) -> dict[str, Tensor]:
+    test, validation = clients.evaluate_each(models, ("test", "validation"), weights)
+    return {"accuracy": test.accuracy_of(top), "loss": test.loss, "validation": validation.accuracy_of(top)}
+
+
+@program(scoring=True)
+def score_globally(clients: Clients, models: Models, top: int = 1) -> Outputs:
+    """Score the server's models on a part of the global test set."""
+    result = clients.evaluate(models, "test")
+    return {"correct": result.correct if top == 1 else result.correct_top5, "samples": result.samples}
+
+
+def spread(values: np.ndarray) -> dict[str, float | None]:
+    """Mean, deviation, extremes and the mean of the worst tenth, over clients that have a value."""
+    values = np.sort(values[np.isfinite(values)])
+    if not len(values):
+        return dict.fromkeys(("mean", "std", "min", "max", "worst_tenth"))
+    worst = values[: ceil(len(values) / 10)]
+    return {
+        "mean": float(values.mean()),
+        "std": float(values.std()),
+        "min": float(values[0]),
+        "max": float(values[-1]),
+        "worst_tenth": float(worst.mean()),
+    }

@@ -1,0 +1,86 @@
+"""What each client predicts with, as a method hands it out."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coterie.core.errors import CoterieError
+from coterie.nets.stacks import Models
+from coterie.training.local import LocalTraining
+
+__all__ = ["Served", "best_fit", "each", "kept", "mixture", "one"]
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """A rule that gives every client a predictor. Made by the functions below."""
+
+    models: Models | None = None
+    """The server's models, [model]."""
+    index: Tensor | None = None
+    """Which of them each client gets, [client]; without it clients choose or mix."""
+    weights: Tensor | None = None
+    """How each client mixes their predictions, [client, model]."""
+    shares: str | None = None
+    """The name under which clients keep how they mix them; who keeps nothing yet finds it out by itself."""
+    kept: str | None = None
+    """The name under which clients keep a model of their own."""
+    on: str = "train"
+    """The data by which clients choose among models."""
+    part: str = "none"
+    """The part of that model which the server's `shared` one replaces."""
+    shared: Tensor | None = None
+    """A packed part (see `Models.packed`)."""
+    adapt: LocalTraining | None = None
+    """Local training that precedes predicting."""
+
+    def after(self, local: LocalTraining) -> "Served":
+        """The same after a little local training at each client, e.g. for Per-FedAvg."""
+        return replace(self, adapt=local)
+
+    @property
+    def mixed(self) -> bool:
+        """Whether clients predict with several models at once."""
+        return self.weights is not None or self.shares is not None
+
+    @property
+    def personal(self) -> bool:
+        """Whether clients predict with something of their own, not with one of the server's models."""
+        return self.models is None or self.mixed or self.adapt is not None
+
+
+def one(model: Models, clients: int) -> Served:
+    """The same model for all of so many clients."""
+    return each(model.expand(1), torch.zeros(clients, dtype=torch.int64))
+
+
+def each(models: Models, index: Any) -> Served:
+    """For each client one of the server's models [model], by its place `index` [client]."""
+    index = torch.as_tensor(index, dtype=torch.int64).cpu()
+    if len(models.shape) != 1 or len(index) == 0 or int(index.max()) >= len(models) or int(index.min()) < 0:
+        places = f"places up to {int(index.max())}" if len(index) else "no places"
+        raise CoterieError(f"serving: {places} in models of shape {models.shape}")
+    return Served(models=models, index=index)
+
+
+def best_fit(models: Models, on: str = "train") -> Served:
+    """Each client takes the one of the server's models [model] with the lowest loss on its own data of this kind."""
+    return Served(models=models, on=on)
+
+
+def mixture(models: Models, weights: Tensor | str) -> Served:
+    """Each client mixes the predictions of the server's models [model] by its own weights.
+
+    They are [client, model], or the name under which clients keep theirs: then the server need not know them.
+    """
+    return Served(models=models, shares=weights) if isinstance(weights, str) else Served(models=models, weights=weights)
+
+
+def kept(name: str = "model", part: str = "none", shared: Tensor | None = None) -> Served:
+    """Each client predicts with the model that it keeps itself; before it has one, with the initial model.
+
+    A part of it can be the server's: `shared` is packed as by `Models.packed`.
+    """
+    return Served(kept=name, part=part, shared=shared)

@@ -1,0 +1,1 @@
+"""Studies: experiments with axes, tables and figures, described in one file each."""

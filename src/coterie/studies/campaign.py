@@ -1,0 +1,257 @@
+"""Carrying out studies: which runs are needed, which are there, and doing the rest.
+
+Every run has a folder whose name says what decides its outcome, so that studies share runs, several processes and
+machines can work on one study, and whatever was interrupted goes on where it stopped.
+"""
+
+import json
+import logging
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from coterie.core.errors import CoterieError
+from coterie.core.files import write_whole
+from coterie.runs.batch import Batch
+from coterie.runs.folder import BusyError, FinishedError, StoredRun, is_finished
+from coterie.runs.settings import Settings, World, read_table
+from coterie.server.fitting import Checkpoint, Observer, Record, Result
+from coterie.studies.study import Measuring, Place, Study, Task
+
+__all__ = ["Campaign", "Outcome", "Results"]
+
+log = logging.getLogger("coterie")
+
+_CLIENTS_AT_ONCE = 640
+"""Clients that take part in a round, over all runs that are computed together. It bounds memory, and how long it takes
+until the first runs of a large study have ended; other bounds were not tried."""
+
+_CLIENTS_UNKNOWN = 100
+"""How many clients a split counts for that tells only with its data how many it has."""
+
+
+class _TimeUpError(BaseException):
+    """There is no time left: no error of a run, so that nothing takes it for one."""
+
+
+@dataclass
+class Outcome:
+    """How a campaign ended."""
+
+    done: int = 0
+    """Runs that were finished in it."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Runs that failed, and why."""
+    elsewhere: list[Task] = field(default_factory=list)
+    """Runs that another process was at work on."""
+    busy: int = 0
+    """How many of them it had not finished when this was over."""
+    time_up: bool = False
+
+
+@dataclass(frozen=True)
+class Results:
+    """What there is for a study."""
+
+    study: Study
+    seeds: int
+    runs: Mapping[Place, list[StoredRun]]
+    """Finished runs by place, in the order of their seeds."""
+    skipped: Mapping[Place, str]
+    """Places that the study leaves out, and why."""
+
+    @property
+    def missing(self) -> list[Place]:
+        """Places without any finished run."""
+        return [place for place, runs in self.runs.items() if not runs]
+
+
+class Campaign:
+    """Runs of studies in one folder."""
+
+    def __init__(self, out: Path, given: Mapping[str, Any] | None = None) -> None:
+        """`given` are options that count more than what the studies say."""
+        self.out, self._given = out, dict(given or {})
+
+    def tasks(self, study: Study, seeds: int | None = None, only: str | None = None) -> list[Task]:
+        """The runs of a study, all methods of a seed before the next seed, so that what is there can be compared."""
+        cells = [cell for cell in study.cells(only) if not cell.skip]
+        return [cell.task(seed, self._given, study.methods) for seed in range(seeds or study.seeds) for cell in cells]
+
+    def folder(self, task: Task) -> Path:
+        """Where a run is or will be."""
+        return self.out / "runs" / task.name
+
+    def pending(self, tasks: Iterable[Task]) -> list[Task]:
+        """Those that are not finished yet, each once."""
+        distinct = {task.name: task for task in tasks}
+        return [task for task in distinct.values() if not self._finished(task)]
+
+    def _finished(self, task: Task) -> bool:
+        folder = self.folder(task)
+        if not (folder / "summary.json").is_file() or not is_finished(folder):
+            return False
+        try:
+            return task.agrees(read_table(folder / "settings.toml"))
+        except CoterieError:
+            return False
+
+    def results(self, study: Study, seeds: int | None = None, only: str | None = None) -> Results:
+        """What there is for a study."""
+        runs: dict[Place, list[StoredRun]] = {}
+        skipped = {}
+        for cell in study.cells(only):
+            if cell.skip:
+                skipped[cell.labels] = cell.skip
+                continue
+            tasks = [cell.task(seed, self._given, study.methods) for seed in range(seeds or study.seeds)]
+            runs[cell.labels] = [run for task in tasks if (run := self._stored(task))]
+        return Results(study.scaled(_telling(self._given)), seeds or study.seeds, runs, skipped)
+
+    def _stored(self, task: Task) -> StoredRun | None:
+        """A finished run."""
+        folder = self.folder(task)
+        try:
+            if self._finished(task):
+                return StoredRun.read(folder)
+        except CoterieError as error:
+            log.warning("%s: counts as not run (%s)", folder, error)
+            return None
+        if (folder / "summary.json").is_file():
+            log.warning("%s: counts as not run: it is damaged, or was run with other settings", folder)
+        return None
+
+    def carry_out(
+        self,
+        tasks: Iterable[Task],
+        seconds: float | None = None,
+        watch: "Callable[[Task], Sequence[Observer]]" = lambda task: (),
+    ) -> Outcome:
+        """Do what is not done yet, for so many seconds at most. What fails does not keep the rest from being done."""
+        until = None if seconds is None else time.monotonic() + seconds
+        outcome = Outcome()
+        pending = self.pending(tasks)
+        try:
+            world: World | None = None
+            for task in pending:
+                # Another process may have measured it since.
+                if isinstance(task.settings, Measuring) and not self._finished(task):
+                    _check_time(until)
+                    world = self._measure(task, world, outcome)
+            for batch in _batches([task for task in pending if isinstance(task.settings, Settings)]):
+                _check_time(until)
+                # Another process may have finished some of it since.
+                self._run(self.pending(batch), until, watch, outcome)
+        except _TimeUpError:
+            outcome.time_up = True
+        outcome.busy = len(self.pending(outcome.elsewhere))
+        return outcome
+
+    def _measure(self, task: Task, before: World | None, outcome: Outcome) -> World | None:
+        """Measure in the task's world, and give that back: the next one takes over its data where they are the same."""
+        assert isinstance(task.settings, Measuring)
+        try:
+            # A copy, so that the task does not keep the clients: there may be many tasks.
+            world = task.settings.world.beside(before or task.settings.world)
+            summary, details = task.settings.measure.run(world)
+        except CoterieError as error:
+            outcome.failed[task.name] = str(error)
+            return before
+        folder = self.folder(task)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / "settings.toml", tomli_w.dumps(task.settings.table()))
+        write_whole(folder / "details.json", json.dumps(details) + "\n")
+        summary = {"measure": task.what, "seed": world.seed, **summary}
+        write_whole(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        outcome.done += 1
+        return world
+
+    def _run(
+        self, tasks: Sequence[Task], until: float | None, watch: Callable[[Task], Sequence[Observer]], outcome: Outcome
+    ) -> None:
+        named = {task.name: task for task in tasks}
+
+        def task_of(settings: Settings) -> Task:
+            return named[Task(settings).name]
+
+        def failed(settings: Settings, error: Exception) -> None:
+            if isinstance(error, BusyError):
+                outcome.elsewhere.append(task_of(settings))
+            elif not isinstance(error, FinishedError):  # by another process, since it was last looked at
+                outcome.failed[task_of(settings).name] = _told(error)
+
+        if not tasks:
+            return
+        try:
+            batch = Batch([task.settings for task in tasks if isinstance(task.settings, Settings)], failed=failed)
+        except CoterieError as error:  # data that they share
+            outcome.failed |= {task.name: str(error) for task in tasks}
+            return
+        batch.run(
+            lambda settings: self.folder(task_of(settings)),
+            resume=True,
+            watch=lambda settings: [*watch(task_of(settings)), _Clock(until, outcome)],
+            keep_state=False,
+        )
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """Ends runs when there is no time left, and counts those that have come to their own end."""
+
+    until: float | None
+    outcome: Outcome
+
+    def round_done(self, checkpoint: Checkpoint, record: Record | None, groups: Record | None) -> None:
+        _check_time(self.until)
+
+    def run_done(self, checkpoint: Checkpoint, result: Result) -> None:
+        self.outcome.done += 1
+
+
+def _told(error: Exception) -> str:
+    """What went wrong; of what was not foreseen, as in a method of the user's own, also where."""
+    if isinstance(error, CoterieError):
+        return str(error)
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.filename}, line {place.lineno})"
+
+
+def _check_time(until: float | None) -> None:
+    if until is not None and time.monotonic() > until:
+        raise _TimeUpError
+
+
+def _batches(tasks: Sequence[Task]) -> Iterator[list[Task]]:
+    """Runs that share data, net and way of computing, as many as are worth computing at once, in order."""
+    kinds: dict[str, list[Task]] = {}
+    for task in tasks:
+        table = task.settings.table()
+        same = {name: table.get(name) for name in ("data", "net", "computing")}
+        kinds.setdefault(json.dumps(same, sort_keys=True), []).append(task)
+    for alike in kinds.values():
+        batch: list[Task] = []
+        clients = 0.0
+        for task in alike:
+            assert isinstance(task.settings, Settings)
+            cohort = (task.settings.world.split.clients or _CLIENTS_UNKNOWN) * task.settings.method.participation
+            if batch and clients + cohort > _CLIENTS_AT_ONCE:
+                yield batch
+                batch, clients = [], 0.0
+            batch.append(task)
+            clients += cohort
+        if batch:
+            yield batch
+
+
+def _telling(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the options that were given, those that change results."""
+    return {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
+
+
+_WITHOUT_EFFECT = ("data_dir", "device", "workers", "memory", "engine", "strict")

@@ -1,0 +1,296 @@
+"""The forms of one computation: `loop`, one client after another in plain PyTorch, and others that are faster.
+
+The loop is the reference, and the fastest for larger nets on a CPU. `vectorised` puts the clients along a new axis with
+`vmap`, which is faster for small nets and on a GPU. `branch` is the loop with clients side by side on a GPU, for large
+nets. On a GPU both replay recorded steps (`coterie.training.graphs`). All agree in float64 to the rounding of sums.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from math import ceil
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from coterie.core.errors import unknown
+from coterie.nets.layers import Pass
+from coterie.nets.net import Net
+from coterie.nets.stacks import Models
+from coterie.training.evaluation import Questions, judge
+from coterie.training.graphs import Recorder
+from coterie.training.loop import Batch, Bundle, GradientFunction, Lane, LocalModel, Objective, Work, train_lanes
+
+__all__ = ["FORMS", "Branch", "Form", "Loop", "Vectorised", "form_named"]
+
+BatchTensors = dict[str, Tensor]
+
+_STRICT_LANES, _STRICT_ROWS = 16, 128
+"""Models that a strict form always computes together, and samples that each sees at once when it is evaluated."""
+
+
+class Form(ABC):
+    """How models of many clients are run and differentiated."""
+
+    name: str
+    about: str
+    together: bool
+    """Whether clients are computed together, as many as memory allows."""
+    stacked: bool = False
+    """Whether that is done under `vmap`."""
+
+    def __init__(self, half: bool = False, recorder: Recorder | None = None, strict: bool = False) -> None:
+        """A form that runs nets in bfloat16 if `half`, and if `strict` always computes in the same shapes.
+
+        Libraries choose their kernels by shape, and so the last bits: of strict forms a client's results do not depend
+        on who is computed with it.
+        """
+        self.half, self._recorder, self.strict = half, recorder, strict
+
+    def casting(self, net: Net) -> AbstractContextManager[object]:
+        """Runs nets in bfloat16 where that was asked for; parameters and sums stay as they are."""
+        if not self.half:
+            return nullcontext()
+        # Copies that are kept from one use of a weight to the next would be recorded with the step.
+        return torch.autocast(net.device.type, torch.bfloat16, cache_enabled=False)
+
+    @abstractmethod
+    def train(self, work: Work) -> tuple[Models, Tensor]:
+        """The trained models [lane] and their losses in the last epoch [lane]."""
+
+    def train_all(self, works: Sequence[Work]) -> list[tuple[Models, Tensor]]:
+        """The same for works that have no step in common, side by side where that is faster."""
+        return [self.train(work) for work in works]
+
+    def outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
+        """What models [n] give for inputs [n, row, ...], or for the same inputs [row, ...] if they are shared."""
+        return self._in_tiles(models, x, shared) if self.strict and x.numel() else self._outputs(models, x, shared)
+
+    @abstractmethod
+    def _outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
+        """The same in one go."""
+
+    def _in_tiles(self, models: Models, x: Tensor, shared: bool) -> Tensor:
+        """The same in pieces of one shape: so many models with so many rows each."""
+        rows = x.shape[0 if shared else 1]
+        each = ceil(rows / _STRICT_ROWS)
+        tiles, device = len(models) * each, x.device
+        whose = torch.arange(len(models), device=device).repeat_interleave(each)
+        # What is missing in the last tile of a model, and in the last piece, is filled up with what is there.
+        places = torch.arange(each * _STRICT_ROWS, device=device).clamp(max=rows - 1).reshape(each, -1)
+        places = places.repeat(len(models), 1)
+        found = []
+        for some in torch.arange(ceil(tiles / _STRICT_LANES) * _STRICT_LANES, device=device).split(_STRICT_LANES):
+            some = some.clamp(max=tiles - 1)
+            inputs = x[places[some]] if shared else x[whose[some, None], places[some]]
+            found.append(self._outputs(models[whose[some]], inputs.contiguous(), shared=False))
+        return torch.cat(found)[:tiles].unflatten(0, (len(models), each)).flatten(1, 2)[:, :rows]
+
+    def judge(self, questions: Questions) -> Tensor:
+        """Rank and loss of the samples that models are asked about, [2, model, sample], on the host."""
+        return judge(self.outputs, questions)
+
+    def forget(self) -> None:
+        """Give back memory that is held for the next call."""
+        if self._recorder is not None:
+            self._recorder.forget()
+
+    def recorder_on(self, device: torch.device) -> Recorder | None:
+        """What records steps, where that can be done."""
+        if self._recorder is None and device.type == "cuda":
+            self._recorder = Recorder()
+        return self._recorder
+
+    def loss_function(self, net: Net, objective: Objective):  # type: ignore[no-untyped-def]
+        """The objective of one client as a function of flat vectors, for autograd."""
+        several = getattr(objective, "batches", 1) > 1
+
+        def loss(
+            parameters: Tensor, buffers: Tensor, batches: tuple[BatchTensors, ...], key: Tensor
+        ) -> tuple[Tensor, Tensor]:
+            model = LocalModel(net, parameters, buffers, Pass(training=True, key=key, stacked=self.stacked))
+            given = tuple(Batch(**tensors) for tensors in batches)
+            with self.casting(net):
+                value = objective(model, given if several else given[0], key)
+            return value.to(net.dtype), model.buffers
+
+        return loss
+
+
+class Loop(Form):
+    """One client after another, with plain autograd."""
+
+    name = "loop"
+    about = "one client after another"
+    together = False
+
+    def train(self, work: Work) -> tuple[Models, Tensor]:
+        """Train the lanes one by one."""
+        return _joined([result for bundle in self._alone(work) for result in train_lanes([bundle])])
+
+    def _alone(self, work: Work) -> Iterator[Bundle]:
+        """Each lane as a bundle of its own, made when it is asked for."""
+        gradients = self.gradients(work.start.net, work.objective)
+        return (work.bundle(gradients, slice(row, row + 1)) for row in range(len(work.lanes)))
+
+    def gradients(self, net: Net, objective: Objective) -> GradientFunction:
+        """The gradient of one client alone, which stands in the first and only row."""
+        loss = self.loss_function(net, objective)
+
+        def gradients(
+            parameters: Tensor, buffers: Tensor, batches: tuple[Batch, ...], keys: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            leaf = parameters[0].detach().requires_grad_()
+            alone = tuple({name: tensor[0] for name, tensor in _tensors(batch).items()} for batch in batches)
+            value, after = loss(leaf, buffers[0], alone, keys[0])
+            (gradient,) = torch.autograd.grad(value, leaf)
+            return value.detach()[None], gradient[None], after.detach()[None]
+
+        return gradients
+
+    def _outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
+        net = models.net
+        with torch.no_grad(), self.casting(net):
+            rows = [
+                net(models.parameters[row], models.buffers[row], (x if shared else x[row],), Pass())[0]
+                for row in range(len(models))
+            ]
+        return torch.stack(rows).to(net.dtype)
+
+
+class Branch(Loop):
+    """The loop with its clients side by side: each replays its own recorded steps, in a stream of its own."""
+
+    name = "branch"
+    about = "clients side by side, each replaying its own recorded steps on a GPU"
+    together = True
+
+    def train(self, work: Work) -> tuple[Models, Tensor]:
+        """Train the lanes in turns, a step of each."""
+        recorder = self.recorder_on(work.pool.device)
+        if recorder is None:
+            return super().train(work)
+        return _joined(train_lanes(recorder.prepared((bundle, work.objective) for bundle in self._alone(work))))
+
+
+class Vectorised(Form):
+    """Many clients at once, along a new first axis of every tensor. One alone is none: plain kernels are faster."""
+
+    name = "vectorised"
+    about = "many clients in every operation, in recorded steps on a GPU"
+    together = stacked = True
+
+    def train(self, work: Work) -> tuple[Models, Tensor]:
+        """Train all lanes together."""
+        (result,) = self.train_all([work])
+        return result
+
+    def train_all(self, works: Sequence[Work]) -> list[tuple[Models, Tensor]]:
+        """Train all lanes of a work together; on a GPU works go on side by side, a step of each in turn."""
+        if self.strict:
+            return [self._in_stacks(work) for work in works]
+        bundles = ((self._whole(work), work.objective) for work in works)
+        recorder = self.recorder_on(works[0].pool.device)
+        if recorder is None:
+            return [result for bundle, _ in bundles for result in train_lanes([bundle])]
+        return train_lanes(recorder.prepared(bundles))
+
+    def _whole(self, work: Work) -> Bundle:
+        """All lanes as one bundle."""
+        form = Loop(self.half) if len(work.lanes) == 1 else self
+        return work.bundle(form.gradients(work.start.net, work.objective), slice(None))
+
+    def _in_stacks(self, work: Work) -> tuple[Models, Tensor]:
+        """The same in stacks of one width, one after another."""
+        recorder, gradients = self.recorder_on(work.pool.device), self.gradients(work.start.net, work.objective)
+        stacks = _stacks(work.lanes)
+        found = []
+        for stack in stacks:
+            bundle = work.bundle(gradients, *stack)
+            found += train_lanes([bundle] if recorder is None else recorder.prepared([(bundle, work.objective)]))
+        models, losses = _joined(found)
+        # Where the result of each lane is. One that fills a stack up is computed several times, always to the same.
+        where = torch.empty(len(work.lanes), dtype=torch.int64)
+        where[[lane for chosen, _ in stacks for lane in chosen]] = torch.arange(len(losses))
+        return models[where.to(losses.device)], losses[where.to(losses.device)]
+
+    def gradients(self, net: Net, objective: Objective) -> GradientFunction:
+        """The gradients of many clients, each in its row."""
+        loss = self.loss_function(net, objective)
+        stacked, differentiated = vmap(loss), vmap(grad_and_value(loss, has_aux=True))
+
+        def inside(
+            parameters: Tensor, buffers: Tensor, batches: tuple[Batch, ...], keys: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            gradient, (value, after) = differentiated(parameters, buffers, tuple(map(_tensors, batches)), keys)
+            return value, gradient, after
+
+        def outside(
+            parameters: Tensor, buffers: Tensor, batches: tuple[Batch, ...], keys: Tensor
+        ) -> tuple[Tensor, Tensor, Tensor]:
+            leaf = parameters.detach().requires_grad_()
+            try:
+                value, after = stacked(leaf, buffers, tuple(map(_tensors, batches)), keys)
+            except RuntimeError:  # some layers, such as LSTM, `vmap` knows only if they are differentiated inside
+                return inside(parameters, buffers, batches, keys)
+            # No client's loss depends on another's parameters: the gradient of the sum has each one's own in its row.
+            (gradient,) = torch.autograd.grad(value.sum(), leaf)
+            return value.detach(), gradient, after.detach()
+
+        # Outside is faster, and does not import torch's compiler; our kernels are differentiable only inside.
+        return inside if net.device.type == "cuda" else outside
+
+    def _outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
+        if len(models) == 1:
+            return Loop(self.half).outputs(models, x, shared)
+        net = models.net
+
+        def run(parameters: Tensor, buffers: Tensor, inputs: Tensor) -> Tensor:
+            return net(parameters, buffers, (inputs,), Pass(stacked=True))[0]
+
+        try:
+            with torch.no_grad(), self.casting(net):
+                result = vmap(run, in_dims=(0, 0, None if shared else 0))(models.parameters, models.buffers, x)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # `vmap` does not know some layers, such as LSTM
+            return Loop(self.half).outputs(models, x, shared)
+        return result.to(net.dtype)
+
+
+FORMS: dict[str, type[Form]] = {form.name: form for form in (Loop, Vectorised, Branch)}
+
+
+def form_named(name: str, half: bool = False, strict: bool = False) -> Form:
+    """A form by name."""
+    if name not in FORMS:
+        raise unknown("form", name, FORMS)
+    return FORMS[name](half, strict=strict)
+
+
+def _tensors(batch: Batch) -> BatchTensors:
+    """What the batch consists of, without what it does not have: vmap takes tensors only."""
+    return {name: tensor for name, tensor in vars(batch).items() if tensor is not None}
+
+
+def _stacks(lanes: Sequence[Lane]) -> list[tuple[list[int], int]]:
+    """Lanes in stacks of one width, each with the rows of its batches; a stack is filled up with its first lane.
+
+    Lanes of a stack have room for equally many rows: how many that are may not depend on others.
+    """
+    by_rows: dict[int, list[int]] = {}
+    for number in sorted(range(len(lanes)), key=lambda lane: -lanes[lane].steps):
+        lane = lanes[number]
+        by_rows.setdefault(lane.local.batch or len(lane.index), []).append(number)
+    stacks = []
+    for rows, chosen in by_rows.items():
+        for first in range(0, len(chosen), _STRICT_LANES):
+            some = chosen[first : first + _STRICT_LANES]
+            stacks.append((some[:1] * (_STRICT_LANES - len(some)) + some, rows))
+    return stacks
+
+
+def _joined(results: Sequence[tuple[Models, Tensor]]) -> tuple[Models, Tensor]:
+    """The models and losses of lanes that were alone, as one stack."""
+    return Models.cat([models for models, _ in results]), torch.cat([losses for _, losses in results])

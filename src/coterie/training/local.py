@@ -1,0 +1,91 @@
+"""How a client trains: what can be said to its local training."""
+
+from dataclasses import dataclass, replace
+from math import ceil, cos, inf, pi
+from typing import Literal
+
+from coterie.core.errors import SettingsError
+from coterie.core.records import record
+
+__all__ = ["LocalTraining"]
+
+
+@record
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a client trains."""
+
+    epochs: float = 2.0
+    """Passes over the client's own data in a round; a fraction ends in the middle of one."""
+
+    steps: int | None = None
+    """A fixed number of steps in a round, instead of epochs."""
+
+    batch: int = 32
+    """Samples in a step; 0 takes all of a client's samples at once."""
+
+    rate: float = 0.1
+    """Learning rate."""
+
+    momentum: float = 0.0
+    """Momentum of SGD. Starts from zero in every round."""
+
+    decay: float = 0.0
+    """Weight decay."""
+
+    clip: float = 0.0
+    """Longest gradient of a step (Euclidean norm); 0 does not clip."""
+
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """What turns a gradient into a step."""
+
+    schedule: Literal["constant", "exponential", "cosine", "steps"] = "constant"
+    """How the learning rate changes over rounds: not at all, by `rate_decay` every round, along a half cosine to zero,
+    or by `rate_decay` after each of `milestones`."""
+
+    rate_decay: float = 0.99
+    """Factor of the schedules `exponential` and `steps`."""
+
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    """Parts of all rounds after which the schedule `steps` lowers the rate."""
+
+    def __post_init__(self) -> None:
+        checks = {
+            "epochs": (0 <= self.epochs < inf, "0 or more"),
+            "steps": (self.steps is None or self.steps >= 1, "at least 1"),
+            "batch": (self.batch >= 0, "at least 1, or 0 for all samples at once"),
+            "rate": (0 < self.rate < inf, "above 0"),
+            "momentum": (0 <= self.momentum < 1, "in [0, 1)"),
+            "decay": (0 <= self.decay < inf, "0 or more"),
+            "clip": (self.clip >= 0, "above 0, or 0 for no clipping"),
+            "rate_decay": (0 < self.rate_decay <= 1, "in (0, 1]"),
+            "milestones": (all(0 <= part <= 1 for part in self.milestones), "parts of all rounds, in [0, 1]"),
+        }
+        for name, (fine, allowed) in checks.items():
+            if not fine:
+                raise SettingsError(f"{name}={getattr(self, name)}: {allowed}")
+        if self.optimizer == "adam" and self.momentum:
+            raise SettingsError(f"momentum={self.momentum}: belongs to sgd; adam has its own")
+
+    def at(self, round: int, rounds: int) -> "LocalTraining":  # noqa: A002
+        """The same with the learning rate of a round (counted from 1) and no schedule."""
+        past = max(round - 1, 0)
+        factor = 1.0
+        if self.schedule == "exponential":
+            factor = self.rate_decay**past
+        elif self.schedule == "cosine":
+            factor = 0.5 * (1 + cos(pi * past / max(rounds, 1)))
+        elif self.schedule == "steps":
+            factor = self.rate_decay ** sum(past >= milestone * rounds for milestone in self.milestones)
+        return replace(self, rate=self.rate * factor, schedule="constant")
+
+    def steps_for(self, samples: int, epochs: float | None = None) -> int:
+        """How many steps a client with so many samples takes."""
+        if self.steps is not None and epochs is None:
+            return self.steps
+        epochs = self.epochs if epochs is None else epochs
+        return max(1, round(epochs * self.steps_per_epoch(samples))) if epochs > 0 else 0
+
+    def steps_per_epoch(self, samples: int) -> int:
+        """How many steps a pass over so many samples takes."""
+        return ceil(samples / (self.batch or samples))

@@ -1,0 +1,535 @@
+"""The one local training loop, and what can be said to it.
+
+The loop trains a stack of models, one per client, each on its own client's samples. It knows nothing of methods:
+FedProx, SCAFFOLD, FedDyn and others differ in a *pull* towards an anchor and a *push*, two terms of the gradient;
+others in the *objective*, a function written for one client. How a gradient is computed, for one client alone or for
+many at once, is the business of the *form* (`coterie.training.forms`); everything else happens here, once.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from math import ceil
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coterie.core.randomness import draw_key, generator, generators
+from coterie.data.population import Pool
+from coterie.nets.layers import Pass
+from coterie.nets.net import Net
+from coterie.nets.stacks import Changes, Models
+from coterie.training.local import LocalTraining
+
+__all__ = [
+    "Batch",
+    "Bundle",
+    "Core",
+    "Draws",
+    "GradientFunction",
+    "Lane",
+    "LocalModel",
+    "Objective",
+    "Rows",
+    "Steps",
+    "Tables",
+    "Terms",
+    "Trained",
+    "Work",
+    "cross_entropy",
+    "train_lanes",
+]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Some samples of one client; padded rows have weight 0."""
+
+    x: Tensor
+    """Inputs, [row, ...]."""
+    y: Tensor
+    """Classes, [row]."""
+    index: Tensor
+    """Places of the samples among the client's own, [row]."""
+    weight: Tensor | None = None
+    """1 for real rows and 0 for padding, [row]; nothing means that all are real."""
+    sample_weight: Tensor | None = None
+    """What the method weighs the samples with, [row]."""
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of [row] over real rows, with the samples' weights applied."""
+        if self.sample_weight is not None:
+            values = values * self.sample_weight
+        if self.weight is None:
+            return values.mean()
+        return (values * self.weight).sum() / self.weight.sum()
+
+
+class LocalModel:
+    """One client's model inside an objective: call it on a batch or on inputs."""
+
+    def __init__(
+        self, net: Net, parameters: Tensor, buffers: Tensor, current: Pass, views: Iterator[int] | None = None
+    ) -> None:
+        self.net, self.parameters, self.buffers, self.current = net, parameters, buffers, current
+        self._views = views or count(1)
+
+    def __call__(self, inputs: Batch | Any, *more: Any) -> Any:
+        """The net's output. A batch brings the knowledge of which rows are real."""
+        current = self.current
+        if isinstance(inputs, Batch):
+            current.rows, inputs = inputs.weight, inputs.x
+        else:
+            current.rows = None
+        output, self.buffers = self.net(self.parameters, self.buffers, (inputs, *more), current)
+        return output
+
+    def at(self, parameters: Tensor) -> "LocalModel":
+        """The same model at other parameters; what it does to its buffers stays its own, and so does its noise."""
+        return self._view(parameters, next(self._views))
+
+    def _view(self, parameters: Tensor, number: int) -> "LocalModel":
+        # Views draw from far apart in one sequence: a net has far fewer layers that draw.
+        return LocalModel(self.net, parameters, self.buffers, replace(self.current, draws=number << 16), self._views)
+
+    def gradient(self, loss: Callable[["LocalModel"], Tensor]) -> Tensor:
+        """The gradient of a loss at the current parameters, [P], itself differentiable. The buffers stay."""
+        return torch.func.grad(lambda parameters: loss(self.at(parameters)))(self.parameters)
+
+    def curvature(self, loss: Callable[["LocalModel"], Tensor], direction: Tensor, step: float) -> Tensor:
+        """The Hessian of a loss times a direction, [P], by a central difference of gradients. The buffers stay.
+
+        Both gradients are of the same noise: that of two draws, divided by a small step, would be all that is left.
+        """
+        number = next(self._views)
+        gradient = torch.func.grad(lambda parameters: loss(self._view(parameters, number)))
+        ahead, behind = gradient(self.parameters + step * direction), gradient(self.parameters - step * direction)
+        return (ahead - behind) / (2 * step)
+
+    def frozen(self, part: str | Iterable[str]) -> "LocalModel":
+        """The same model with a part that no gradient reaches."""
+        return self.at(torch.where(self.net.part(part), self.parameters.detach(), self.parameters))
+
+
+class Objective(Protocol):
+    """What a step lowers, written for one client and vectorised by the form.
+
+    A function with an attribute `batches` above 1 gets that many independent batches as a tuple. It must depend on its
+    arguments alone: on a GPU it runs once, and what it did is replayed, for every call with the same function.
+    """
+
+    def __call__(self, model: LocalModel, batch: Any, key: Tensor) -> Tensor:
+        """The loss of a batch; `key` is a scalar for keyed noise."""
+        ...
+
+
+def cross_entropy(model: LocalModel, batch: Batch, key: Tensor) -> Tensor:
+    """The mean cross-entropy of the batch."""
+    # Not F.cross_entropy: under vmap that is written in Python, is slower and imports much of torch's compiler.
+    return batch.mean(-model(batch).log_softmax(dim=-1).gather(-1, batch.y.unsqueeze(-1)).squeeze(-1))
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What local training gives."""
+
+    models: Models
+    """The trained models, [client]."""
+    steps: Tensor
+    """Steps taken, [client]."""
+    loss: Tensor
+    """Mean loss over the last epoch, as it was while training, [client]."""
+    samples: Tensor
+    """Training samples, [client]."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One client in the loop: its samples, its draws, how it trains. Lanes may differ in all but the optimizer."""
+
+    index: np.ndarray
+    """Its training samples, as places in the pool."""
+    key: tuple[Any, ...]
+    """What its draws are keyed by."""
+    steps: int
+    """How many steps it takes."""
+    local: LocalTraining
+    """Its batch size, rate, momentum, decay and clipping."""
+
+    @property
+    def epoch(self) -> int:
+        """How many steps a pass over its samples takes."""
+        return self.local.steps_per_epoch(len(self.index))
+
+    @property
+    def width(self) -> int:
+        """The most samples in one of its steps."""
+        return min(self.local.batch or len(self.index), len(self.index))
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is added to the gradient, per client, and what is trained."""
+
+    pull: Tensor | None = None
+    """Strength of the pull, [client, 1]."""
+    anchor: Tensor | None = None
+    """Where it pulls to, [client, P]."""
+    push: Tensor | None = None
+    """A constant vector, [client, P]."""
+    trains: Tensor | None = None
+    """Which parameters are trained, [P] of 1 and 0; nothing means all."""
+
+    @classmethod
+    def of(
+        cls,
+        start: Models,
+        pull: float | Tensor,
+        anchor: Models | None,
+        push: Changes | None,
+        trains: str | Iterable[str],
+    ) -> "Terms":
+        """The terms for a stack of models, one row per client. A pull of exactly 0 is none, to the last bit."""
+        target = start.parameters
+        strength = centre = None
+        if isinstance(pull, Tensor) or pull != 0:
+            strength = torch.as_tensor(pull, dtype=target.dtype, device=target.device).expand(len(start)).unsqueeze(1)
+            centre = (start if anchor is None else anchor).parameters.expand_as(target)
+        return cls(
+            strength,
+            centre,
+            None if push is None else push.parameters.expand_as(target),
+            None if trains == "all" else start.net.part(trains).to(target.dtype),
+        )
+
+    @classmethod
+    def cat(cls, terms: Sequence["Terms"]) -> "Terms":
+        """The terms of several stacks one after another; they train the same part, and the same of them are there."""
+
+        def joined(name: str) -> Tensor | None:
+            there = [part for one in terms if (part := getattr(one, name)) is not None]
+            return torch.cat(there) if there else None
+
+        return cls(joined("pull"), joined("anchor"), joined("push"), terms[0].trains)
+
+    def rows(self, chosen: Any) -> "Terms":
+        """The terms of some clients."""
+        pull, anchor, push = (None if part is None else part[chosen] for part in (self.pull, self.anchor, self.push))
+        return Terms(pull, anchor, push, self.trains)
+
+
+GradientFunction = Callable[[Tensor, Tensor, tuple[Batch, ...], Tensor], tuple[Tensor, Tensor, Tensor]]
+"""(parameters [n, P], buffers [n, Q], batches, keys [n]) to (losses [n], gradients [n, P], buffers [n, Q])."""
+
+
+class Steps(Protocol):
+    """Lanes that take their steps together: a `Bundle`, or what stands for one."""
+
+    @property
+    def active(self) -> Sequence[int]:
+        """How many lanes are still training, by step; the first ones are."""
+        ...
+
+    def step(self, number: int) -> None:
+        """Take a step with the lanes that are still training."""
+        ...
+
+    def result(self) -> tuple[Models, Tensor]:
+        """The models and the losses of the last epoch, in the order in which the lanes were given."""
+        ...
+
+
+def train_lanes(bundles: Sequence[Steps]) -> list[tuple[Models, Tensor]]:
+    """Train lanes, each for its own number of steps: the one loop. Bundles take turns, step by step."""
+    for number in range(max(len(bundle.active) for bundle in bundles)):
+        for bundle in bundles:
+            if number < len(bundle.active):
+                bundle.step(number)
+    return [bundle.result() for bundle in bundles]
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What is to be trained: lanes with what they start from and are told."""
+
+    pool: Pool
+    lanes: Sequence[Lane]
+    start: Models
+    terms: Terms
+    objective: Objective
+    sample_weights: Tensor | None = None
+
+    def bundle(self, gradients: GradientFunction, chosen: slice | list[int], rows: int | None = None) -> "Bundle":
+        """Some of the lanes, which take their steps together; with `rows`, in steps of one shape."""
+        weights = None if self.sample_weights is None else self.sample_weights[chosen]
+        lanes = self.lanes[chosen] if isinstance(chosen, slice) else [self.lanes[lane] for lane in chosen]
+        start, terms = self.start[chosen], self.terms.rows(chosen)
+        streams = getattr(self.objective, "batches", 1)
+        return Bundle(self.pool, lanes, start, terms, gradients, streams, weights, rows)
+
+
+class Bundle:
+    """Lanes that take their steps together, and everything that a step reads and moves.
+
+    Lanes are sorted by steps, longest first, so that those still training are always the first ones: a finished lane is
+    simply no longer in the prefix, and neither momentum nor decay nor a term can move it.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        lanes: Sequence[Lane],
+        start: Models,
+        terms: Terms,
+        gradients: GradientFunction,
+        streams: int = 1,
+        sample_weights: Tensor | None = None,
+        rows: int | None = None,
+    ) -> None:
+        """Lanes with what they start from and are told; with `rows` all lanes compute in all steps, with so many rows.
+
+        Then every operation has the same shape whatever the lanes are, and finished ones compute along without moving.
+        """
+        ranked = sorted(range(len(lanes)), key=lambda lane: -lanes[lane].steps)
+        lanes, order = [lanes[lane] for lane in ranked], torch.tensor(ranked, device=pool.device)
+        self._back = torch.tensor(np.argsort(ranked), device=pool.device)
+        self.rows = Rows.of(lanes, start[order], terms.rows(order), sample_weights, order)
+        draws = [_drawn(pool, lanes, stream, rows) for stream in range(streams)]
+        filled = draws[0][1]
+        counted = torch.from_numpy(_last_epoch(lanes, filled)).to(pool.device, start.net.dtype)
+        moving = None if rows is None else torch.from_numpy(filled > 0).to(pool.device).unsqueeze(2)
+        tables = Tables(tuple(table for table, _ in draws), counted, moving)
+        self.core = Core(pool, start.net, gradients, tables, terms.trains)
+        self.active: list[int] = (filled > 0).sum(axis=1).tolist()
+        self.width: list[int] = filled.max(axis=1, initial=0).tolist()
+        if rows is not None:
+            self.active, self.width = [len(lanes)] * len(filled), [rows] * len(filled)
+        self.alone = len(lanes) == 1 and rows is None
+        self.batch = max(lane.local.batch for lane in lanes) if all(lane.local.batch for lane in lanes) else 0
+
+    def step(self, number: int) -> None:
+        """Take a step with the lanes that are still training."""
+        # A lane alone has no padded rows: without a mask the layers may use faster kernels.
+        self.core.step(self.rows, number, self.active[number], self.width[number], masked=not self.alone)
+
+    def result(self) -> tuple[Models, Tensor]:
+        """The models and the losses of the last epoch, in the order in which the lanes were given."""
+        return self.sorted_back(self.rows)
+
+    def sorted_back(self, rows: "Rows") -> tuple[Models, Tensor]:
+        """What these rows hold, in the order in which the lanes were given."""
+        models = Models(self.core.net, rows.parameters[self._back], rows.buffers[self._back])
+        return models, rows.losses[self._back]
+
+
+@dataclass
+class Rows:
+    """What a step reads and moves, with a row per lane.
+
+    Rates and strengths are tensors too, so that lanes with different settings can share a step; what no lane uses is
+    not there.
+    """
+
+    parameters: Tensor
+    buffers: Tensor
+    losses: Tensor
+    keys: Tensor
+    rate: Tensor
+    momentum: Tensor | None
+    decay: Tensor | None
+    clip: Tensor | None
+    pull: Tensor | None
+    anchor: Tensor | None
+    push: Tensor | None
+    velocity: Tensor | None
+    square: Tensor | None
+    sample_weights: Tensor | None
+
+    @classmethod
+    def of(
+        cls, lanes: Sequence[Lane], start: Models, terms: Terms, sample_weights: Tensor | None, order: Tensor
+    ) -> "Rows":
+        """The rows of lanes that begin at some models, whose tensors they take and move."""
+        parameters = start.parameters
+
+        def column(values: Iterable[float]) -> Tensor | None:
+            listed = list(values)
+            return parameters.new_tensor(listed).unsqueeze(1) if any(listed) else None
+
+        momentum = column(lane.local.momentum for lane in lanes)
+        adam = lanes[0].local.optimizer == "adam"
+        return cls(
+            parameters,
+            start.buffers,
+            parameters.new_zeros(len(lanes)),
+            torch.tensor([draw_key(*lane.key, "noise") for lane in lanes], device=parameters.device),
+            parameters.new_tensor([lane.local.rate for lane in lanes]).unsqueeze(1),
+            momentum,
+            column(lane.local.decay for lane in lanes),
+            column(lane.local.clip for lane in lanes),
+            terms.pull,
+            terms.anchor,
+            terms.push,
+            torch.zeros_like(parameters) if adam or momentum is not None else None,
+            torch.zeros_like(parameters) if adam else None,
+            None if sample_weights is None else sample_weights[order],
+        )
+
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> "Rows":
+        """The same with a function applied to every tensor."""
+        mapped: dict[str, Any] = {n: None if value is None else function(value) for n, value in vars(self).items()}
+        return Rows(**mapped)
+
+    def first(self, active: int) -> "Rows":
+        """The first rows, as views."""
+        return self if active == len(self.parameters) else self.mapped(lambda tensor: tensor[:active])
+
+
+@dataclass
+class Draws:
+    """Which sample of which lane is in which row of which step, [step, lane, row]."""
+
+    sources: Tensor
+    """Places in the pool; where a row is padding, one of the client's own: it cannot suffer from another's."""
+    places: Tensor
+    """Places among the client's own samples."""
+    real: Tensor
+    """1 for real rows and 0 for padding."""
+    crops: Tensor | None
+    """Where images are cropped, and whether they are flipped, [..., 3]."""
+
+
+@dataclass
+class Tables:
+    """What changes from step to step."""
+
+    draws: tuple[Draws, ...]
+    """One for each stream of batches."""
+    counted: Tensor
+    """The weight of the step in the mean loss of the last epoch, [step, lane]."""
+    moving: Tensor | None = None
+    """Which lanes the step moves, [step, lane, 1], where finished ones take part in the computation."""
+    window: int | None = None
+    """How many steps there is room for, where later ones take the places of earlier ones."""
+
+
+@dataclass
+class Core:
+    """The step itself. It asks the host nothing, so that it can be run as it is or recorded once and replayed."""
+
+    pool: Pool
+    net: Net
+    gradients: GradientFunction
+    tables: Tables
+    trains: Tensor | None
+    """Which parameters are trained, [P] of 1 and 0; nothing means all."""
+
+    def step(self, rows: Rows, number: int | Tensor, active: int, width: int, masked: bool) -> None:
+        """Move the first `active` rows by a step, whose number may be on the device, with batches of some width."""
+        tables, place = self.tables, number if self.tables.window is None else number % self.tables.window
+        rows = rows.first(active)
+        batches = tuple(self._batch(draws, rows, place, active, width, masked) for draws in tables.draws)
+        loss, gradient, after = self.gradients(rows.parameters, rows.buffers, batches, rows.keys + number)
+        rate, moving = rows.rate, None
+        if tables.moving is not None:
+            moving = _taken(tables.moving, place, active)
+            loss, gradient = torch.where(moving[:, 0], loss, 0), torch.where(moving, gradient, 0)
+            rate = rate * moving
+        rows.losses.addcmul_(loss, _taken(tables.counted, place, active))
+        rows.parameters.addcmul_(_direction(rows, gradient, self.trains, number), rate, value=-1)
+        if self.net.buffers.names:
+            rows.buffers.copy_(after if moving is None else torch.where(moving, after, rows.buffers))
+
+    def _batch(self, draws: Draws, rows: Rows, place: int | Tensor, active: int, width: int, masked: bool) -> Batch:
+        """The samples of the first lanes in a step, [lane, row]."""
+        sources = _taken(draws.sources, place, active, width)
+        places = _taken(draws.places, place, active, width)
+        crops = None if draws.crops is None else _taken(draws.crops, place, active, width)
+        real = _taken(draws.real, place, active, width) if masked else None
+        weights = None if rows.sample_weights is None else rows.sample_weights.gather(1, places)
+        return Batch(self.pool.inputs(sources, crops), self.pool.y[sources], places, real, weights)
+
+
+def _taken(table: Tensor, place: int | Tensor, *cut: int) -> Tensor:
+    """A step's part of a table; its place may be a number or a tensor [1], which is not read on the host."""
+    table = table[place] if isinstance(place, int) else table.index_select(0, place)[0]
+    return table[tuple(slice(size) for size in cut)]
+
+
+def _last_epoch(lanes: Sequence[Lane], filled: np.ndarray) -> np.ndarray:
+    """The weight of each step in the mean loss of the last epoch, [step, lane]: its share of the epoch's samples."""
+    steps = np.array([lane.steps for lane in lanes])
+    epoch = np.array([lane.epoch for lane in lanes])
+    late = np.arange(len(filled))[:, None] >= steps - epoch
+    return (filled * late) / np.maximum((filled * late).sum(axis=0), 1)
+
+
+def _drawn(pool: Pool, lanes: Sequence[Lane], stream: int, rows: int | None) -> tuple[Draws, np.ndarray]:
+    """The samples of all steps, and how many there are, [step, lane]; with room for so many, or as many as needed."""
+    shape = (lanes[0].steps, len(lanes), rows or max(lane.width for lane in lanes))
+    places = np.full(shape, -1, dtype=np.int64)
+    crops = np.zeros((*shape, 3), dtype=np.int64) if pool.augment else None
+    drawing = generators(draw_key(*lane.key, "batches", stream) for lane in lanes)
+    for number, (lane, rng) in enumerate(zip(lanes, drawing, strict=True)):
+        own = _places(lane, rng)
+        places[: lane.steps, number, : own.shape[1]] = own
+        if crops is not None:
+            drawn = pool.draw_crops(generator(*lane.key, "augment", stream), own.shape)
+            crops[: lane.steps, number, : own.shape[1]] = drawn
+    real = places >= 0
+    np.maximum(places, 0, out=places)
+    # All lanes' samples one after another, and where each lane's begin: one look-up for all.
+    first = np.cumsum([0, *(len(lane.index) for lane in lanes[:-1])])
+    sources = np.concatenate([lane.index for lane in lanes])[places + first[:, None]]
+    draws = Draws(
+        torch.from_numpy(sources).to(pool.device),
+        torch.from_numpy(places).to(pool.device),
+        torch.from_numpy(real).to(pool.device, pool.dtype),
+        None if crops is None else torch.from_numpy(crops).to(pool.device),
+    )
+    return draws, real.sum(axis=2)
+
+
+def _places(lane: Lane, rng: np.random.Generator) -> np.ndarray:
+    """The client's own samples by step, [step, row]: a new order every epoch, -1 where a batch is not full."""
+    samples, batch = len(lane.index), lane.width
+    orders = np.full((ceil(lane.steps / lane.epoch), lane.epoch * batch), -1, dtype=np.int64)
+    for order in orders:
+        order[:samples] = rng.permutation(samples)
+    return orders.reshape(-1, batch)[: lane.steps]
+
+
+def _direction(rows: Rows, gradient: Tensor, trains: Tensor | None, number: int | Tensor) -> Tensor:
+    """Where a step goes: the gradient with pull and push, clipping and decay, through momentum or Adam."""
+    if rows.pull is not None and rows.anchor is not None:
+        gradient = gradient + rows.pull * (rows.parameters - rows.anchor)
+    if rows.push is not None:
+        gradient = gradient + rows.push
+    if trains is not None:
+        gradient = gradient * trains
+    if rows.clip is not None:
+        # A lane that does not clip has 0 here, which stands for no limit.
+        limit = torch.where(rows.clip > 0, rows.clip, torch.inf)
+        gradient = gradient * (limit / (gradient.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1)
+    if rows.decay is not None:
+        decayed = rows.parameters if trains is None else rows.parameters * trains
+        gradient = gradient + rows.decay * decayed
+    if rows.velocity is None:
+        return gradient
+    if rows.square is None:
+        assert rows.momentum is not None
+        return rows.velocity.mul_(rows.momentum).add_(gradient)
+    # Adam (Kingma and Ba, ICLR 2015) with its usual constants.
+    mean = rows.velocity.lerp_(gradient, 1 - _FIRST) / (1 - _power(_FIRST, number, gradient))
+    square = rows.square.lerp_(gradient.square(), 1 - _SECOND) / (1 - _power(_SECOND, number, gradient))
+    return mean / (square.sqrt() + 1e-8)
+
+
+_FIRST, _SECOND = 0.9, 0.999
+
+
+def _power(base: float, number: int | Tensor, like: Tensor) -> float | Tensor:
+    """The base to the number of steps taken, this one included."""
+    return base ** (number + 1 if isinstance(number, int) else (number + 1).to(like.dtype))

@@ -1,0 +1,118 @@
+"""`coterie deploy`: what it writes, what it refuses, and the commands of a real federation one after another."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cryptography import x509
+
+from coterie.deploy.processes import free_port
+from coterie.deploy.server import Deployment
+from coterie.deploy.site import SiteSettings
+from coterie.runs.folder import StoredRun
+
+
+def test_init_writes_an_app_with_the_task_of_the_data(call, own_data):
+    outcome = call(f"deploy init app fedprox --data {own_data} --net logistic --mu 0.3 --rounds 7")
+    assert outcome.code == 0, outcome.err
+    made = Deployment.read(Path("app/federation/settings.toml"))
+    assert (made.method.name, made.method.mu, made.method.rounds) == ("fedprox", 0.3, 7)
+    assert made.task.labels == ("[bold]a", "b [/x]", "$c$ <script>")
+    assert made.task.shape == (4,)
+    assert made.table() == tomllib.loads(Path("app/federation/settings.toml").read_text())
+    site = SiteSettings.read(Path("app/site/site.toml"))
+    assert (site.labels, site.net, site.shift) == (made.task.labels, "logistic", made.task.shift)
+    app = tomllib.loads(Path("app/pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert app["components"]["serverapp"] == "federation.server_app:app"
+    for file in Path("app").rglob("*.py"):
+        compile(file.read_text(), str(file), "exec")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("deploy init . fedavg --data mine.npz", "is not empty"),
+        ("deploy init app unheard-of", "unknown method 'unheard-of'"),
+        ("deploy local fedavg --sites 3 --clients 4", "there are 3 sites; say --sites"),
+        ("deploy local fedavg --sites 0", "sites=0"),
+        ("deploy local fedavg --timeout 0", "timeout=0"),
+        ("deploy local fedavg --arrivals 1:2", "real sites arrive when they connect"),
+        ("deploy certs keys --sites ../up", "../up"),
+        ("deploy certs keys --sites a --days 0", "days=0"),
+        ("deploy server keys", "no such file; `coterie deploy certs` makes it"),
+        ("deploy site nothing.toml", "nothing.toml"),
+        ("deploy run nothing", "settings.toml"),
+        ("deploy resume nothing", "not a run over real sites"),
+    ],
+)
+def test_bad_input_is_refused_and_changes_nothing(line, message, refused, own_data):
+    refused(line, re.escape(message))
+
+
+def test_certs_are_made_and_sites_added_later(call):
+    assert "for the server: certs/server" in call("deploy certs certs --sites north,south").out
+    outcome = call("deploy certs certs --sites east")
+    assert "for east: certs/sites/east" in outcome.out
+    assert "give these sites their new peers.toml: north, south" in outcome.out
+
+
+def test_a_certificate_is_for_the_named_hosts_and_for_the_server_itself(call):
+    call("deploy certs certs --sites north --hosts federation.example.org,10.1.2.3")
+    certificate = x509.load_pem_x509_certificate(Path("certs/server/server.pem").read_bytes())
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["federation.example.org", "localhost"]
+    assert "10.1.2.3" in map(str, names.get_values_for_type(x509.IPAddress))
+
+
+def test_settings_of_real_sites_are_not_those_of_a_simulation(call, refused):
+    call("deploy init app")
+    refused("run --settings app/federation/settings.toml", "a run over real sites")
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_readme_one_after_another(call, tmp_path):
+    """A server, two sites with data of their own in different forms, a run, and the same run again."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(120, 4))
+    np.savez(tmp_path / "task.npz", x=x, y=np.array(["no", "yes"])[(x[:, 0] > 0).astype(int)])
+    call("deploy init app fedavg --data task.npz --net logistic --rounds 2")
+    call("deploy certs certs --sites north,south")
+    table = Path("app/site/site.toml").read_text()
+    for place, name in enumerate(("north", "south")):
+        site = Path("certs/sites") / name
+        np.savez(site / "data.npz", x=x[place::2], y=np.array(["no", "yes"])[(x[place::2, 0] > 0).astype(int)])
+        own = table.replace('name = "north"', f'name = "{name}"')
+        if name == "south":  # through a hook in Python
+            own = own.replace('data = "data.npz"', 'data = "site_data:load"')
+            (site / "site_data.py").write_text(Path("app/site/site_data.py").read_text())
+        (site / "site.toml").write_text(own)
+    port = free_port()
+    coterie = [sys.executable, "-m", "coterie", "deploy"]
+    superlink = f"127.0.0.1:{port}"
+    running = [subprocess.Popen([*coterie, "server", "certs/server", "--port", str(port)])]
+    try:
+        for name in ("north", "south"):
+            site = f"certs/sites/{name}/site.toml"
+            running.append(subprocess.Popen([*coterie, "site", site, "--superlink", superlink]))
+        deadline = time.monotonic() + 120
+        while not Path("superlink/superlink.log").is_file() or "activate-node" not in Path(
+            "superlink/superlink.log"
+        ).read_text(errors="replace"):
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        outcome = call(f"deploy run app --certs certs/server --superlink {superlink} --out first --json")
+        assert outcome.code == 0, outcome.err
+        assert json.loads(outcome.out)["rounds"] == 2
+        assert {client["client"] for client in StoredRun.read(Path("first")).clients} == {"north", "south"}
+        assert call("deploy resume first --json").json["accuracy_mean"] == json.loads(outcome.out)["accuracy_mean"]
+    finally:
+        for process in reversed(running):
+            process.terminate()
+        for process in running:
+            process.wait(30)

@@ -1,0 +1,390 @@
+"""Run folders: what is in them, and that a run that was killed goes on as if nothing had happened."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+
+import pytest
+
+import coterie
+from coterie.core.errors import DataError, SettingsError
+from coterie.runs.experiment import run
+from coterie.runs.folder import RunFolder, StoredRun, read_lines, require_empty
+from coterie.runs.settings import Settings
+
+TINY = {"clients": 5, "net": "logistic", "limit": 400, "rounds": 7, "epochs": 0.5}
+
+VARIANTS = {
+    "local": ("local", {}),
+    "momentum": ("fedavg", {"server_momentum": 0.9}),
+    "some clients": ("fedavg", {"participation": 0.4}),
+    "some clients alone": ("local", {"participation": 0.4, "momentum": 0.5}),
+    "rarely evaluated": ("fedavg", {"evaluate_every": 3}),
+    "never evaluated before the end": ("local", {"evaluate_every": 100}),
+    "schedule": ("fedprox", {"schedule": "cosine", "mu": 0.1}),
+    "all views": ("fedavg", {"views": ("served", "adapted", "last"), "global_test": True}),
+    "late": ("fedavg", {"arrivals": "1:3,2:6"}),
+    "insights": ("autocfl", {"insights": True, "evaluate_every": 2}),
+    "a net with buffers": ("fedavg", {"net": "coterie_test_nets:normed"}),
+}
+
+
+@pytest.fixture(autouse=True)
+def normed_net(tmp_path, monkeypatch):
+    """A net with batch normalisation, under a name that can be imported."""
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path/coterie_test_nets.py").write_text(
+        "from torch import nn\n"
+        "def normed(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.Linear(6, classes))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path / "path")
+
+
+def settings_of(variant):
+    method, options = VARIANTS[variant]
+    return Settings.of({**TINY, **options}, method)[0]
+
+
+def timeless(value):
+    """The same without what the clock decides."""
+    if isinstance(value, dict):
+        return {name: timeless(one) for name, one in value.items() if not name.endswith("seconds")}
+    return [timeless(one) for one in value] if isinstance(value, list) else value
+
+
+def content(folder):
+    """Everything in a run folder, byte by byte but for keys that end in `seconds`."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        if path.suffix == ".jsonl":
+            found[path.name] = [json.dumps(timeless(json.loads(line))) for line in path.read_text().splitlines()]
+        elif path.suffix == ".json":
+            found[path.name] = json.dumps(timeless(json.loads(path.read_text())))
+        elif path.is_file():
+            found[path.name] = path.read_bytes()
+    return found
+
+
+class InterruptError(Exception):
+    """What stops a run in these tests."""
+
+
+class StopAfter:
+    """Stops a run when its folder has written a round: before it hears of the next one, or of the end."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def round_done(self, checkpoint, record, groups):
+        if checkpoint.federation["round"] > self.number:
+            raise InterruptError
+
+    def run_done(self, checkpoint, result):
+        raise InterruptError
+
+
+def interrupted(settings, folder, after, resume=False):
+    """A run that stops after a round."""
+    with pytest.raises(InterruptError):
+        run(settings, folder, resume, observers=[StopAfter(after)])
+
+
+# What is in a folder
+
+
+@pytest.fixture
+def finished(tmp_path):
+    run(Settings.of({**TINY, "split": "autocfl-label", "views": ("adapted", "last")}, "fedavg")[0], tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_run_is_these_files(finished):
+    files = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
+    assert files == {
+        "settings.toml",
+        "rounds.jsonl",
+        "groups.jsonl",
+        "clients.jsonl",
+        "summary.json",
+        "state/checkpoint.safetensors",
+        "state/clock.json",
+    }
+
+
+def test_settings_are_complete_and_say_their_format(finished):
+    settings = tomllib.loads((finished / "settings.toml").read_text())
+    assert settings["format"] == 1
+    assert settings["coterie"] == coterie.__version__
+    assert settings["net"] == "logistic"
+    assert settings["data"]["labels"] == list("0123456789")
+    assert settings["method"]["rate"] == 0.1
+    assert set(settings) >= {"seed", "split", "division", "scoring", "computing"}
+
+
+ROUND = [
+    *("round", "accuracy_mean", "accuracy_std", "accuracy_min", "accuracy_max", "accuracy_worst_tenth"),
+    *("loss_mean", "validation_accuracy", "steps_mean", "groups"),
+    *("bytes_up", "bytes_down", "bytes_peer", "bytes_evaluation", "seconds"),
+    *("global_accuracy_mean", "global_accuracy_min", "global_accuracy_max"),
+]
+
+
+def test_a_line_of_rounds_has_these_keys(finished):
+    for line in (finished / "rounds.jsonl").read_text().splitlines():
+        assert list(json.loads(line)) == [*ROUND, "accuracy_adapted_mean", "accuracy_last_mean"]
+
+
+def test_a_line_of_clients_has_these_keys(finished):
+    lines = (finished / "clients.jsonl").read_text().splitlines()
+    assert len(lines) == 5
+    for line in lines:
+        assert set(json.loads(line)) == {
+            *("client", "samples", "true_group", "group_found", "accuracy", "loss"),
+            *("global_accuracy", "accuracy_adapted", "accuracy_last", "steps", "rounds_taken_part"),
+        }
+
+
+def test_a_summary_has_these_keys(finished):
+    summary = json.loads((finished / "summary.json").read_text())
+    assert set(summary) == {
+        *("method", "data", "split", "net", "clients", "rounds", "seed", "parameters", "best_round", "ledger"),
+        *("ari", "nmi", "purity", "placed_right", "stable_since"),
+        *ROUND[1:],
+        *("accuracy_adapted_mean", "accuracy_last_mean"),
+    }
+    assert list(summary["best_round"]) == [*ROUND, "accuracy_adapted_mean", "accuracy_last_mean"]
+
+
+def test_times_are_only_under_keys_that_end_in_seconds(finished, tmp_path):
+    run(Settings.from_table(tomllib.loads((finished / "settings.toml").read_text())), tmp_path / "again")
+    assert content(finished) == content(tmp_path / "again")
+
+
+def test_a_stored_run_is_what_was_written(finished):
+    stored = StoredRun.read(finished)
+    assert stored.summary["method"] == "fedavg"
+    assert [record["round"] for record in stored.rounds] == list(range(1, 8))
+    assert [record["client"] for record in stored.clients] == list("01234")
+    assert stored.groups == [{"round": 1, "groups": [0] * 5}]
+    assert stored.settings["method"]["rounds"] == 7
+
+
+def test_what_was_not_measured_is_null(tmp_path):
+    result = run(Settings.of({**TINY, "test_share": 0.0, "validation": 0.0}, "local")[0], tmp_path / "run")
+    assert result.summary["accuracy_mean"] is None
+    assert result.summary["best_round"] is None
+    for path in (tmp_path / "run").glob("*.json*"):
+        assert "NaN" not in path.read_text()
+        assert "Infinity" not in path.read_text()
+
+
+# Going on
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_resumed_run_is_the_unbroken_one(tmp_path, variant):
+    settings = settings_of(variant)
+    run(settings, tmp_path / "unbroken")
+    interrupted(settings, tmp_path / "broken", after=4)
+    assert not (tmp_path / "broken/summary.json").exists()
+    run(settings, tmp_path / "broken", resume=True)
+    assert content(tmp_path / "broken") == content(tmp_path / "unbroken")
+
+
+@pytest.mark.parametrize("after", [1, 6, 7])
+def test_it_does_not_matter_when_a_run_was_stopped(tmp_path, after):
+    settings = settings_of("momentum")
+    run(settings, tmp_path / "unbroken")
+    interrupted(settings, tmp_path / "broken", after)
+    run(settings, tmp_path / "broken", resume=True)
+    assert content(tmp_path / "broken") == content(tmp_path / "unbroken")
+
+
+def test_a_run_may_be_stopped_again_and_again(tmp_path):
+    settings = settings_of("some clients alone")
+    run(settings, tmp_path / "unbroken")
+    interrupted(settings, tmp_path / "broken", after=2)
+    for after in (3, 6):
+        interrupted(settings, tmp_path / "broken", after, resume=True)
+    run(settings, tmp_path / "broken", resume=True)
+    assert content(tmp_path / "broken") == content(tmp_path / "unbroken")
+
+
+def test_a_finished_run_stays_as_it_is(tmp_path):
+    settings = settings_of("local")
+    first = run(settings, tmp_path / "run")
+    before = content(tmp_path / "run")
+    lines = (tmp_path / "run/rounds.jsonl").read_bytes()
+    again = run(settings, tmp_path / "run", resume=True)
+    assert content(tmp_path / "run") == before
+    assert (tmp_path / "run/rounds.jsonl").read_bytes() == lines
+    assert again.summary == first.summary
+
+
+@pytest.mark.parametrize("cut", [1, 20, 200])
+def test_a_line_that_was_cut_off_is_written_again(tmp_path, cut):
+    settings = settings_of("momentum")
+    run(settings, tmp_path / "unbroken")
+    interrupted(settings, tmp_path / "broken", after=4)
+    rounds = tmp_path / "broken/rounds.jsonl"
+    rounds.write_bytes(rounds.read_bytes() + (tmp_path / "unbroken/rounds.jsonl").read_bytes().splitlines()[4][:cut])
+    run(settings, tmp_path / "broken", resume=True)
+    assert content(tmp_path / "broken") == content(tmp_path / "unbroken")
+
+
+def test_rounds_after_the_checkpoint_are_run_again(tmp_path):
+    settings = settings_of("momentum")
+    run(settings, tmp_path / "unbroken")
+    interrupted(settings, tmp_path / "broken", after=2)
+    checkpoint = (tmp_path / "broken/state/checkpoint.safetensors").read_bytes()
+    interrupted(settings, tmp_path / "later", after=5)
+    (tmp_path / "later/state/checkpoint.safetensors").write_bytes(checkpoint)
+    run(settings, tmp_path / "later", resume=True)
+    assert content(tmp_path / "later") == content(tmp_path / "unbroken")
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over(tmp_path):
+    settings = settings_of("local")
+    run(settings, tmp_path / "unbroken")
+    interrupted(settings, tmp_path / "broken", after=2)
+    state = tmp_path / "broken/state"
+    (state / "checkpoint.safetensors").rename(state / "checkpoint.safetensors.part")
+    run(settings, tmp_path / "broken", resume=True)
+    assert content(tmp_path / "broken") == content(tmp_path / "unbroken")
+
+
+def test_a_run_that_was_killed_while_it_made_its_folder_starts_over(tmp_path):
+    settings = settings_of("local")
+    (tmp_path / "broken/state").mkdir(parents=True)
+    (tmp_path / "broken/settings.toml.123.part").write_text("format = ")
+    (tmp_path / "broken/state/clock.json.123.part").touch()
+    run(settings, tmp_path / "broken", resume=True)
+    run(settings, tmp_path / "unbroken")
+    assert content(tmp_path / "broken") == content(tmp_path / "unbroken")
+
+
+def test_many_may_write_one_file(tmp_path):
+    code = "import pathlib, sys; from coterie.runs.folder import write_whole\n"
+    code += "for _ in range(300): write_whole(pathlib.Path(sys.argv[1]), sys.argv[2])"
+    words = ["one " * 500, "two " * 500]
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "x"), word]) for word in words]
+    assert [writer.wait() for writer in writers] == [0, 0]
+    assert (tmp_path / "x").read_text() in words
+    assert not [*tmp_path.glob("*.part")]
+
+
+def test_checkpoints_take_no_more_than_a_tenth_of_the_time(tmp_path, monkeypatch):
+    clock = iter(range(0, 10_000, 10))
+    monkeypatch.setattr("coterie.runs.folder.time.monotonic", lambda: next(clock))
+    saved = []
+    original = RunFolder._save
+
+    def save(self, checkpoint):
+        saved.append(checkpoint.federation["round"])
+        original(self, checkpoint)
+
+    monkeypatch.setattr(RunFolder, "_save", save)
+    run(Settings.of({**TINY, "rounds": 30}, "local")[0], tmp_path / "run")
+    # Every look at the clock takes ten seconds here, and so does saving: it waits a hundred, ten looks, each time.
+    assert saved == [1, 11, 21, 30]
+
+
+# Bad folders
+
+
+def test_a_run_from_before_a_setting_was_there_goes_on(tmp_path):
+    settings = settings_of("momentum")
+    run(settings, tmp_path / "whole")
+    interrupted(settings, tmp_path / "broken", 3)
+    file = tmp_path / "broken" / "settings.toml"
+    lines = [line for line in file.read_text().splitlines() if not line.startswith(("strict", "insights"))]
+    assert len(lines) == len(file.read_text().splitlines()) - 2
+    file.write_text("\n".join(lines))
+    stricter = Settings.of({**TINY, "server_momentum": 0.9, "strict": True}, "fedavg")[0]
+    with pytest.raises(SettingsError, match=r"computing.strict is False there, True here"):
+        run(stricter, tmp_path / "broken", resume=True)
+    run(settings, tmp_path / "broken", resume=True)
+    assert timeless(StoredRun.read(tmp_path / "broken").summary) == timeless(StoredRun.read(tmp_path / "whole").summary)
+
+
+def test_a_damaged_checkpoint_is_named(tmp_path):
+    interrupted(settings_of("local"), tmp_path / "a", after=3)
+    (tmp_path / "a/state/checkpoint.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(DataError, match=r"checkpoint.safetensors: .*; without this file the run starts over"):
+        run(settings_of("local"), tmp_path / "a", resume=True)
+    (tmp_path / "a/state/checkpoint.safetensors").unlink()
+    run(settings_of("local"), tmp_path / "a", resume=True)
+    run(settings_of("local"), tmp_path / "b")
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+def test_a_folder_with_something_else_in_it_is_refused(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").write_text("x")
+    for resume in (False, True):
+        with pytest.raises(SettingsError, match="is not empty; choose another folder"):
+            run(settings_of("local"), tmp_path / "mine", resume=resume)
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.tex"]
+
+
+def test_of_two_runs_that_want_a_folder_one_gets_it(tmp_path, monkeypatch):
+    settings = settings_of("local")
+    monkeypatch.setattr("coterie.runs.folder.require_empty", lambda folder, but: None)  # both looked at the same time
+    (tmp_path / "a/state").mkdir(parents=True)
+    with pytest.raises(SettingsError, match="another run has just taken it"):
+        run(settings, tmp_path / "a")
+
+
+def test_an_empty_folder_may_be_used(tmp_path):
+    (tmp_path / "new").mkdir()
+    require_empty(tmp_path / "new")
+    require_empty(tmp_path / "not there")
+    run(settings_of("local"), tmp_path / "new")
+    assert StoredRun.read(tmp_path / "new").summary is not None
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path):
+    (tmp_path / "x.jsonl").write_bytes(b'{"round": 1}\n\xff\n{"round": 3}\n')
+    with pytest.raises(DataError, match=r"x.jsonl: line 2 is damaged"):
+        read_lines(tmp_path / "x.jsonl")
+
+
+# kill -9
+
+
+def kill_in_the_middle(folder, lines, options):
+    """Run the command line as a program of its own and kill it when so many rounds have been written."""
+    program = subprocess.Popen(
+        [sys.executable, "-m", "coterie", "run", *options, "--out", folder],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    rounds = folder / "rounds.jsonl"
+    until = time.monotonic() + 60
+    while not rounds.exists() or rounds.read_bytes().count(b"\n") < lines:
+        assert program.poll() is None, "the run ended before it could be killed"
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    program.send_signal(signal.SIGKILL)
+    assert program.wait() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["local", "--participation", "0.5"],
+        ["fedavg", "--server-momentum", "0.9", "--evaluate-every", "2"],
+    ],
+    ids=["local", "fedavg"],
+)
+def test_a_killed_run_goes_on_to_the_last_bit(tmp_path, call, options):
+    options = [*options, "--rounds", "40", "--batch", "8", "--clients", "5", "--net", "mlp", "--split", "autocfl-label"]
+    kill_in_the_middle(tmp_path / "killed", 5, options)
+    assert not (tmp_path / "killed/summary.json").exists()
+    assert call("run --resume --out killed").code == 0
+    assert call(f"run {' '.join(options)} --out unbroken").code == 0
+    assert content(tmp_path / "killed") == content(tmp_path / "unbroken")
