@@ -548,7 +548,7 @@ def test_every_command_explains_itself(call, name):
 def test_the_help_of_a_method_has_all_its_options(call, name):
     said = call(f"run {name} --help").out
     world = world_options()
-    for item in world + method_options(methods[name], world):
+    for item in world + method_options(name, world):
         assert (f" --{item.name.replace('_', '-')} " in said) is item.visible, item.name
     assert max(map(len, said.splitlines())) <= 80
 
@@ -743,7 +743,7 @@ def test_numbers_out_of_range_are_refused(refused, own_data, name, value):
 
 def test_every_number_has_a_range():
     world = world_options()
-    shown = [item for item in world + method_options(methods["fedprox"], world) if item.visible]
+    shown = [item for item in world + method_options("fedprox", world) if item.visible]
     numeric = {item.name for item in shown if item.option.type in (int, float, int | None, float | None)}
     assert numeric == OUT_OF_RANGE.keys() | ANYTHING_GOES
 

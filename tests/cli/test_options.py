@@ -34,7 +34,7 @@ def the_help(shown, name):
 @pytest.mark.parametrize("name", list(methods))
 def test_every_name_is_there_once(name):
     world = world_options()
-    shown = world + method_options(methods[name], world)
+    shown = world + method_options(name, world)
     shown += hidden(methods_options(world), but=shown)
     assert max(Counter(item.name for item in shown).values()) == 1
 
@@ -42,9 +42,9 @@ def test_every_name_is_there_once(name):
 @pytest.mark.parametrize("name", list(methods))
 def test_everything_that_can_be_set_is_an_option(name):
     world = world_options()
-    names = {item.name for item in world + method_options(methods[name], world)}
+    names = {item.name for item in world + method_options(name, world)}
     assert {option.name for option in GENERAL} <= names
-    assert {option.name for option in options(methods[name])} <= names
+    assert {option.name for option in methods.options(name)} <= names
     for split in split_rules:
         assert {option.name for option in options(split_rules[split])} <= names
     for data in (*sources, "own"):
@@ -54,7 +54,7 @@ def test_everything_that_can_be_set_is_an_option(name):
 @pytest.mark.parametrize("name", list(methods))
 def test_every_option_has_a_help(name):
     world = world_options()
-    for item in world + method_options(methods[name], world):
+    for item in world + method_options(name, world):
         assert item.option.help, item.name
 
 
@@ -108,7 +108,7 @@ def test_where_methods_mean_different_things_by_a_name_every_choice_is_read():
     assert {"positions", "pacfl", "true"} <= every["compat"]
     assert the_help(methods_options(world), "linkage").endswith("[single, complete, average, ward]")
     for name in methods:
-        for item in method_options(methods[name], world):
+        for item in method_options(name, world):
             choices = get_args(item.option.type) if get_origin(item.option.type) is Literal else ()
             assert set(choices) <= every[item.name], f"{item.name} of {name}"
 
@@ -152,7 +152,7 @@ def test_everything_that_the_command_line_passes_on_is_understood():
     """Every option of every method, written plainly and with its prefix, finds its place in the settings."""
     world = world_options()
     for name in methods:
-        for item in method_options(methods[name], world):
+        for item in method_options(name, world):
             value = item.option.default
             if value is not None:
                 Settings.of({item.name: value}, name)

@@ -133,3 +133,21 @@ def test_values_of_the_declared_kind_pass(value, hint, kept):
 def test_values_of_another_kind_are_refused(value, hint):
     with pytest.raises(SettingsError, match="x"):
         checked("x", value, hint)
+
+
+def test_a_variant_goes_by_the_same_name_and_is_made_where_its_own_field_is_given():
+    things = Registry("thing")
+
+    @things.register("plain")
+    class Plain:
+        size: int = 1
+
+    @things.variant("plain")
+    class Odd(Plain):
+        odd: bool = False
+
+    assert [option.name for option in things.options("plain")] == ["size", "odd"]
+    assert things["plain"] is Plain
+    assert things.make("plain", size=2) == things.make("plain", size=2, odd=False) == Plain(2)
+    assert things.make("plain", odd=True) == Odd(1, odd=True)
+    assert things.make("plain", odd=True).name == "plain"

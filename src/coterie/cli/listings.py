@@ -15,7 +15,7 @@ from coterie.cli.console import console, print_table, tell
 from coterie.cli.method_docs import About, about, shown_default, write_pages
 from coterie.cli.options import GROUPS
 from coterie.core.errors import SettingsError, unknown
-from coterie.core.registry import Option, first_line, options
+from coterie.core.registry import Option, first_line
 from coterie.data.sources import Source, sources
 from coterie.data.splits import split_rules
 from coterie.data.storage import data_folder
@@ -59,7 +59,7 @@ def show_splits(name: str | None = None, /) -> None:
     if name is None:
         _list(("split", "how samples are divided"), [(key, first_line(split_rules[key])) for key in split_rules])
     else:
-        _describe(name, [inspect.getdoc(split_rules[name])], options(split_rules[name]))
+        _describe(name, [inspect.getdoc(split_rules[name])], split_rules.options(name))
 
 
 def show_data(name: str | None = None, /) -> None:

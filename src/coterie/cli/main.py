@@ -108,7 +108,7 @@ def _run_app(world: list[Shown], arguments: Sequence[str]) -> App:
     for name in methods:
         shown: list[Shown] = []
         if name in arguments:  # the options of all others would take a while to make
-            shown = world + method_options(methods[name], world)
+            shown = world + method_options(name, world)
             # An option of another method is read too, for an error that says whose it is.
             shown += hidden(every, but=shown)
         app.command(_run_command(name, shown), name=name, help=inspect.getdoc(methods[name]))

@@ -51,8 +51,8 @@ def about(name: str) -> About:
         "\n\n".join(text for text in (rest.strip(), inspect.getdoc(sys.modules[cls.__module__])) if text),
         tuple((step, first_line(getattr(cls, step))) for step in ("begin", "round", "serve")),
         tuple((_call(made), first_line(made)) for made in _programs(cls)),
-        tuple(option for option in options(cls) if option not in common),
-        tuple(option for option in options(cls) if option in common),
+        tuple(option for option in methods.options(name) if option not in common),
+        tuple(option for option in methods.options(name) if option in common),
         f"src/{cls.__module__.replace('.', '/')}.py",
     )
 

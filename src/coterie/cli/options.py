@@ -17,7 +17,6 @@ from coterie.data.splits import split_rules
 from coterie.engines.simulation import Computing
 from coterie.methods import methods
 from coterie.runs.settings import GENERAL, data_options
-from coterie.server.method import Method
 from coterie.server.scoring import Scoring
 from coterie.training.local import LocalTraining
 
@@ -50,7 +49,7 @@ def world_options(arguments: Sequence[str] = ()) -> list[Shown]:
     for title, kind in (("Clients' data", Division), ("Scoring", Scoring), ("Computing", Computing)):
         shown += [Shown(option, GROUPS[title], option.name) for option in options(kind)]
     by_name = {item.name: item for item in shown}
-    splits = {name: options(split_rules[name]) for name in split_rules}
+    splits = {name: split_rules.options(name) for name in split_rules}
     # A name that is not in the catalogue stands for all own data.
     data = {name: data_options(name) for name in (*sources, _OWN)}
     for part, choices, title in (("split", splits, "Split"), ("data", data, "Clients' data")):
@@ -84,12 +83,12 @@ def _named(arguments: Sequence[str], option: str) -> str:
     return str(default)
 
 
-def method_options(cls: type[Method], world: Iterable[Shown]) -> list[Shown]:
+def method_options(method: str, world: Iterable[Shown]) -> list[Shown]:
     """A method's own options; one that something else has too is written `--method.name`, as all of them can be."""
     local = {field.name for field in fields(LocalTraining)}
     taken = {item.name for item in world}
     shown = []
-    for option in sorted(options(cls), key=lambda option: option.name not in ("rounds", "participation")):
+    for option in sorted(methods.options(method), key=lambda option: option.name not in ("rounds", "participation")):
         group = GROUPS["Local training" if option.name in local else "Method"]
         full = Shown(option, group, f"method.{option.name}", visible=option.name in taken)
         shown += [full] if full.visible else [replace(full, name=option.name, visible=True), full]
@@ -104,7 +103,7 @@ def methods_options(world: Sequence[Shown], arguments: Sequence[str] = ()) -> li
     named = [name for name in methods if name in arguments] or list(methods)
     by_name: dict[str, Shown] = {}
     for name in sorted(methods, key=lambda name: name not in named):
-        for item in method_options(methods[name], world):
+        for item in method_options(name, world):
             if item.name not in by_name:
                 by_name[item.name] = item if name in named else replace(item, visible=False)
             elif name in named:

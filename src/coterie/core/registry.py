@@ -14,6 +14,7 @@ from types import UnionType
 from typing import Any, Generic, TypeVar, Union, cast, dataclass_transform, get_args, get_origin, get_type_hints
 
 from coterie.core.errors import SettingsError, unknown
+from coterie.core.fields import decides
 
 __all__ = ["Option", "Registry", "checked", "first_line", "options"]
 
@@ -28,6 +29,8 @@ class Option:
     type: Any
     default: Any
     help: str
+    decides: bool = True
+    """Whether it changes results."""
 
 
 class Registry(Generic[T]):
@@ -36,6 +39,7 @@ class Registry(Generic[T]):
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._classes: dict[str, type[T]] = {}
+        self._variants: dict[str, type[T]] = {}
 
     @dataclass_transform(frozen_default=True)
     def register(self, name: str | None = None) -> Callable[[type[T]], type[T]]:
@@ -49,6 +53,19 @@ class Registry(Generic[T]):
             key = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
             cls.name = key  # type: ignore[attr-defined]
             self._classes[key] = cls
+            return cls
+
+        return decorate
+
+    @dataclass_transform(frozen_default=True)
+    def variant(self, name: str) -> Callable[[type[T]], type[T]]:
+        """Decorate a subclass of a registered class, with fields that only it has.
+
+        It goes by the same name: `make` takes it where one of these fields is given another value than its default.
+        """
+
+        def decorate(cls: type[T]) -> type[T]:
+            self._variants[name] = cls = dataclasses.dataclass(frozen=True)(cls)
             return cls
 
         return decorate
@@ -68,12 +85,26 @@ class Registry(Generic[T]):
     def make(self, name: str, **values: Any) -> T:
         """An instance with the given options; an unknown option or a value of the wrong kind is an error that helps."""
         cls = self[name]
-        known = {option.name: option for option in options(cast(type, cls))}
+        known = {option.name: option for option in self.options(name)}
         for key, value in values.items():
             if key not in known:
                 raise unknown(f"option of the {self.kind} {name}", key, known)
             values[key] = checked(f"{key}", value, known[key].type)
-        return cls(**values)
+        apart = {option.name: option.default for option in self._apart(name)}
+        if any(values[key] != usual for key, usual in apart.items() if key in values):
+            return self._variants[name](**values)
+        return cls(**{key: value for key, value in values.items() if key not in apart})
+
+    def options(self, name: str) -> tuple[Option, ...]:
+        """What a class can be told, also what only its variant can."""
+        return options(cast(type, self[name])) + self._apart(name)
+
+    def _apart(self, name: str) -> tuple[Option, ...]:
+        """The fields that only the variant of a class has."""
+        if name not in self._variants:
+            return ()
+        common = {option.name for option in options(cast(type, self[name]))}
+        return tuple(option for option in options(cast(type, self._variants[name])) if option.name not in common)
 
 
 def first_line(thing: Any) -> str:
@@ -84,14 +115,15 @@ def first_line(thing: Any) -> str:
 @cache
 def options(cls: type) -> tuple[Option, ...]:
     """The fields of a dataclass with their types, defaults and the docstrings below them, inherited ones first."""
-    hints = get_type_hints(cls)
+    hints, extras = get_type_hints(cls), get_type_hints(cls, include_extras=True)
     helps: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         helps |= _field_docs(base)
     found = []
     for field in dataclasses.fields(cls):
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        found.append(Option(field.name, hints[field.name], default, helps.get(field.name, "")))
+        told = helps.get(field.name, "")
+        found.append(Option(field.name, hints[field.name], default, told, decides(extras[field.name])))
     return tuple(found)
 
 

@@ -1,9 +1,10 @@
 """How each client's data is used: what it trains on, what it is tested on, how inputs are prepared."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from coterie.core.errors import SettingsError
+from coterie.core.fields import Checked, at_least, within
 
 __all__ = ["Division", "Scaling", "TestKind"]
 
@@ -13,10 +14,10 @@ Augmentation = Literal["none", "crop-flip"]
 
 
 @dataclass(frozen=True)
-class Division:
+class Division(Checked):
     """How each client's data becomes training, validation and test data, and how inputs are prepared."""
 
-    validation: float = 0.1
+    validation: Annotated[float, within("[0, 1)", "a share in [0, 1)")] = 0.1
     """Share of a client's samples that is kept for validation."""
 
     test: TestKind = "auto"
@@ -24,7 +25,7 @@ class Division:
     `labels` it trains on, published test samples in its own label `proportions`, or the whole `global` test set; `auto`
     is `own`, or `proportions` where the split lets clients share samples."""
 
-    test_share: float = 0.2
+    test_share: Annotated[float, within("[0, 1)", "a share in [0, 1)")] = 0.2
     """Share of a client's samples that is kept for testing, where it is tested on its own."""
 
     scaling: Scaling = "channel"
@@ -33,7 +34,7 @@ class Division:
     augment: Augmentation = "none"
     """What is done to training images: nothing, or a random `crop-flip` (four pixels around, and left-right)."""
 
-    server_samples: int = 0
+    server_samples: Annotated[int, at_least(0)] = 0
     """Samples that the server holds for itself, e.g. for FLIS: training samples that no client gets."""
 
     server_from: Literal["train", "test"] = "train"
@@ -41,11 +42,7 @@ class Division:
     tested on: only a method that says that it reads test data takes them."""
 
     def __post_init__(self) -> None:
-        for name in ("validation", "test_share"):
-            if not 0 <= getattr(self, name) < 1:
-                raise SettingsError(f"{name}={getattr(self, name)}: a share in [0, 1)")
+        super().__post_init__()
         if self.test in ("auto", "own") and self.validation + self.test_share >= 1:
             shares = f"validation={self.validation} and test_share={self.test_share}"
             raise SettingsError(f"{shares}: nothing is left to train on")
-        if self.server_samples < 0:
-            raise SettingsError(f"server_samples={self.server_samples}: 0 or more")

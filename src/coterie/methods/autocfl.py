@@ -39,6 +39,7 @@ from torch import Tensor
 
 from coterie.core.arrays import everywhere
 from coterie.core.errors import SettingsError
+from coterie.core.fields import Count, NonNegative
 from coterie.core.records import state
 from coterie.moves import evidence, grouping, pacing
 from coterie.moves.pacing import Pace, train_for
@@ -78,13 +79,13 @@ class AutoCFL(Method):
     weighted: bool = True
     """Let votes count by samples; without it all the same (the paper's Table 5)."""
 
-    growth: float = 0.5
+    growth: NonNegative = 0.5
     """alpha: how fast epochs grow (Section 5.1)."""
 
     capped: bool = False
     """Never add more than alpha |D_s*| / |D_m| epochs, which Eq. 8 does where that is below 1."""
 
-    guard: float = 0.1
+    guard: NonNegative = 0.1
     """How wide the widest gap in a row of distances must be to count, as part of their median; 0 counts every gap. On
     IID Fashion-MNIST 0.1 leaves one cluster in 4 of 10 runs and 0.25 in all, and label groups are found with either
     (`benchmarks/groups.py`); groups that differ less, such as rotated CIFAR-10, can be lost with 0.25."""
@@ -92,10 +93,10 @@ class AutoCFL(Method):
     stop: Literal["round", "variance"] = "round"
     """When to cluster: in `cluster_round`, or when the variance of cumulative losses rises, as printed."""
 
-    cluster_round: int = 3
+    cluster_round: Count = 3
     """The round in which clients are clustered; with `stop="variance"` not used."""
 
-    last_round: int = 6
+    last_round: Count = 6
     """With `stop="variance"`, the last round in which clients are clustered (the latest in the paper's Table 3)."""
 
     keep_epochs: bool = True
@@ -103,13 +104,6 @@ class AutoCFL(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("cluster_round", "last_round"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"{name}={getattr(self, name)}: at least 1")
-        if self.growth < 0:
-            raise SettingsError(f"growth={self.growth}: 0 or more")
-        if self.guard < 0:
-            raise SettingsError(f"guard={self.guard}: 0 or more")
         if self.steps is not None:
             raise SettingsError(f"steps={self.steps}: AutoCFL counts in epochs, which it adjusts; set epochs instead")
 

@@ -36,7 +36,8 @@ from torch import Tensor
 from coterie.clients.clients import Clients
 from coterie.clients.letters import Letter
 from coterie.clients.programs import Outputs, evaluate, label_histogram, program, train
-from coterie.core.errors import NoAnswerError, SettingsError
+from coterie.core.errors import NoAnswerError
+from coterie.core.fields import Count
 from coterie.core.records import state
 from coterie.moves import evidence, grouping, mixing, sampling
 from coterie.moves.grouping import Grouping, Silhouette
@@ -74,17 +75,12 @@ class CAFA(Method):
     stages: Literal["both", "cbcc", "abfa"] = "both"
     """What weighs clients: their cluster (`cbcc`), their model's accuracy (`abfa`), or both, which is CAFA."""
 
-    clusters: int | None = None
+    clusters: Count | None = None
     """How many clusters there are; by default the silhouette decides. The authors' code has 6."""
 
     sharing: Literal["peer", "server"] = "peer"
     """How models get from client to client: as letters, as in the paper, or from the server, which has them anyway.
     That saves the way up, and in a simulation of m clients the memory of m x m models. The result is the same."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.clusters is not None and self.clusters < 1:
-            raise SettingsError(f"clusters={self.clusters}: at least 1")
 
     def begin(self, fed: Federation) -> State:
         """A fresh model; nobody has been asked for labels."""

@@ -37,7 +37,8 @@ from torch import Tensor
 
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program, train
-from coterie.core.errors import NoAnswerError, SettingsError
+from coterie.core.errors import NoAnswerError
+from coterie.core.fields import Fraction, NonNegative
 from coterie.core.records import state
 from coterie.moves import evidence, grouping, mixing, sampling, server_steps
 from coterie.moves.grouping import Grouping
@@ -71,10 +72,10 @@ class CFIC(Method):
     correct: bool = True
     """Correct the mean by the clusters' directions; without it the mean is the model (the paper's ablation of IC)."""
 
-    strength: float = 0.5
+    strength: NonNegative = 0.5
     """beta: how far the clusters' common direction moves the model. A length, as directions are of length 1."""
 
-    inertia: float = 0.9
+    inertia: Fraction = 0.9
     """alpha: how much of the last correction is kept."""
 
     quota: Literal["max", "min"] = "max"
@@ -86,13 +87,6 @@ class CFIC(Method):
 
     serves: Literal["corrected", "average"] = "corrected"
     """What clients predict with: the model, as in the paper, or the mean of the last cohort before its correction."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.strength < 0:
-            raise SettingsError(f"strength={self.strength}: 0 or more")
-        if not 0 <= self.inertia < 1:
-            raise SettingsError(f"inertia={self.inertia}: in [0, 1)")
 
     def begin(self, fed: Federation) -> State:
         """A fresh model, no correction, and nobody known."""

@@ -30,7 +30,7 @@ treats them as FedEM's code does: who is in several goes on with the newest, who
 from collections.abc import Sequence
 from dataclasses import replace
 from math import sqrt
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from torch import Tensor
 
 from coterie.clients.programs import train
 from coterie.core.errors import SettingsError
+from coterie.core.fields import NonNegative, at_least, within
 from coterie.core.records import state
 from coterie.moves import evidence, grouping, mixing
 from coterie.nets.stacks import Changes, Models
@@ -70,22 +71,22 @@ class State:
 class CFL(Method):
     """Splits a cluster in two where its clients' updates oppose each other. (Sattler et al., IEEE TNNLS 2021)"""
 
-    mean_norm: float = 0.25
+    mean_norm: NonNegative = 0.25
     """eps_1: a cluster may be split if its mean update is shorter than this; 0 never splits, which is FedAvg. 0.25 is
     what the authors' 0.4 is of their 1.6."""
 
-    client_norm: float = 0.5
+    client_norm: NonNegative = 0.5
     """eps_2: and if some client's update is longer than this."""
 
     relative: bool = True
     """Whether `mean_norm` is in units of the longest update of the cluster in that round, and `client_norm` of the
     longest in the first round; otherwise both are norms, as in the paper."""
 
-    gamma: float | None = 0.0
+    gamma: Annotated[float | None, within("[0, 1)", "in [0, 1), or none for no check")] = 0.0
     """gamma_max: split only if clients of different sides are less similar than sqrt((1 - gamma) / 2); none skips the
     check, as public code does."""
 
-    warmup: int = 10
+    warmup: Annotated[int, at_least(0)] = 10
     """Rounds before the first split; 20 in the authors' code."""
 
     linkage: Literal["single", "complete"] = "complete"
@@ -101,11 +102,6 @@ class CFL(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("mean_norm", "client_norm", "warmup"):
-            if getattr(self, name) < 0:
-                raise SettingsError(f"{name}={getattr(self, name)}: 0 or more")
-        if self.gamma is not None and not 0 <= self.gamma < 1:
-            raise SettingsError(f"gamma={self.gamma}: in [0, 1), or none for no check")
         if self.compat == "positions" and self.participation < 1:
             raise SettingsError(f"participation={self.participation}: the code that compat repeats asks all clients")
 

@@ -29,7 +29,7 @@ groups were made is sent all models, chooses the one that fits its validation da
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from torch import Tensor
 
 from coterie.clients.programs import choose, label_histogram, train
 from coterie.core.errors import SettingsError
+from coterie.core.fields import Count, at_least, within
 from coterie.core.records import state
 from coterie.moves.evidence import dominant_label, inference_similarity, label_shares, update_cosine, weight_distance
 from coterie.moves.grouping import (
@@ -97,28 +98,28 @@ class Compose(Method):
     mixing: Literal["samples", "uniform", "similarity"] = "samples"
     """What members of a group count for."""
 
-    group_round: int = 3
+    group_round: Count = 3
     """The round in which clients are compared and grouped. 3 is where AutoCFL does so."""
 
-    regroup: int = 0
+    regroup: Annotated[int, at_least(0)] = 0
     """Rounds after which they are grouped anew; 0 keeps the groups."""
 
-    threshold: float = 0.5
+    threshold: Annotated[float, within("[0, 1)", "a similarity in [0, 1); 0 is one group for all")] = 0.5
     """How similar clients of a group are at least, for `neighbourhoods`, `linkage` and `dbscan`."""
 
-    clusters: int | None = None
+    clusters: Count | None = None
     """How many groups `kmeans` makes, or `linkage` instead of going by the threshold."""
 
     linkage: Literal["average", "complete", "single", "ward"] = "average"
     """What similarity between groups means to `linkage`."""
 
-    guard: float = 0.1
+    guard: Annotated[float, at_least(0, "at least 0")] = 0.1
     """For `vote`: smaller gaps, relative to the median distance, are none (see AutoCFL)."""
 
     weighted: bool = True
     """For `vote`: votes count by samples, as in AutoCFL, or alike."""
 
-    smallest: int = 2
+    smallest: Annotated[int, at_least(2)] = 2
     """For `density` and `dbscan`: how many clients make a dense region."""
 
     layer: str = "last"
@@ -135,13 +136,6 @@ class Compose(Method):
             )
         if self.grouping == "kmeans" and self.clusters is None:
             raise SettingsError("grouping=kmeans: say how many with clusters, or let silhouette find out")
-        if self.clusters is not None and self.clusters < 1:
-            raise SettingsError(f"clusters={self.clusters}: at least 1")
-        if not 0 <= self.threshold < 1:
-            raise SettingsError(f"threshold={self.threshold}: a similarity in [0, 1); 0 is one group for all")
-        for name, least in {"group_round": 1, "regroup": 0, "guard": 0, "smallest": 2}.items():
-            if getattr(self, name) < least:
-                raise SettingsError(f"{name}={getattr(self, name)}: at least {least}")
 
     @property
     def server_samples(self) -> int:

@@ -15,7 +15,7 @@ steps. A client that has not taken part yet predicts with the initial model.
 
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
-from coterie.core.errors import SettingsError
+from coterie.core.fields import NonNegative
 from coterie.methods.fedavg import FedAvg, State
 from coterie.nets.stacks import Models
 from coterie.server import serving
@@ -31,14 +31,9 @@ __all__ = ["Ditto"]
 class Ditto(FedAvg):
     """FedAvg, and for every client an own model that is pulled towards it. (Li et al., ICML 2021)"""
 
-    mu: float = 1.0
+    mu: NonNegative = 1.0
     """Strength of the pull, lambda in the paper, whose clients choose from 0.1, 1 and 2. 0 is training alone. As steps
     are explicit, `mu` times `rate` must stay below 2."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mu < 0:
-            raise SettingsError(f"mu={self.mu}: 0 or more")
 
     def round(self, fed: Federation, state: State) -> State:
         """As FedAvg's; clients train their own models too."""

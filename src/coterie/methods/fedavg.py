@@ -11,7 +11,7 @@ its trained model and once, when it joins, its number of samples.
 from typing import Literal
 
 from coterie.clients.programs import train
-from coterie.core.errors import SettingsError
+from coterie.core.fields import Fraction, Positive
 from coterie.core.records import state
 from coterie.moves import server_steps
 from coterie.nets.stacks import Changes, Models
@@ -38,18 +38,11 @@ class FedAvg(Method):
     weighting: Literal["samples", "uniform"] = "samples"
     """Clients count by their number of samples, as in the paper, or all the same."""
 
-    server_rate: float = 1.0
+    server_rate: Positive = 1.0
     """How far the server goes from the old model to the mean."""
 
-    server_momentum: float = 0.0
+    server_momentum: Fraction = 0.0
     """How much of the last change is kept (FedAvgM, Hsu et al. 2019)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.server_rate <= 0:
-            raise SettingsError(f"server_rate={self.server_rate}: above 0")
-        if not 0 <= self.server_momentum < 1:
-            raise SettingsError(f"server_momentum={self.server_momentum}: in [0, 1)")
 
     def begin(self, fed: Federation) -> State:
         """Start from a fresh model."""

@@ -16,11 +16,11 @@ learns no more. The mean is over all clients, not over the cohort, and clients c
 the paper; the authors' code divides alpha by a client's size in units of the mean size, which we do not.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
-from coterie.core.errors import SettingsError
+from coterie.core.fields import above
 from coterie.core.records import state
 from coterie.moves import server_steps
 from coterie.nets.stacks import Changes, Models
@@ -47,7 +47,7 @@ class State:
 class FedDyn(Method):
     """Clients are pulled to the global model by a regulariser that remembers their drift. (Acar et al., ICLR 2021)"""
 
-    alpha: float = 0.1
+    alpha: Annotated[float, above(0, "above 0; without a regulariser use fedavg")] = 0.1
     """Strength of the regulariser. The paper tunes it from 0.001 to 0.1."""
 
     clip: float = 10.0
@@ -57,11 +57,6 @@ class FedDyn(Method):
     serves: Literal["cloud", "mean"] = "cloud"
     """Clients predict with the corrected model that the cloud sends out, or with the plain mean of the cohort's
     models, which can be better in early rounds; the authors' figures are of means."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.alpha <= 0:
-            raise SettingsError(f"alpha={self.alpha}: above 0; without a regulariser use fedavg")
 
     def begin(self, fed: Federation) -> State:
         """A fresh model, and no drift yet."""

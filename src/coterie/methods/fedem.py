@@ -22,7 +22,7 @@ import torch
 
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
-from coterie.core.errors import SettingsError
+from coterie.core.fields import Count
 from coterie.core.records import state
 from coterie.moves import mixing
 from coterie.nets.stacks import Models
@@ -46,13 +46,8 @@ class State:
 class FedEM(Method):
     """Every client mixes a few shared models in its own proportions. (Marfoq et al., NeurIPS 2021)"""
 
-    components: int = 3
+    components: Count = 3
     """M: how many models the server keeps; 3 in the paper."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.components < 1:
-            raise SettingsError(f"components={self.components}: at least 1")
 
     def begin(self, fed: Federation) -> State:
         """Components from different seeds."""

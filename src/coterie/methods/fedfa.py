@@ -16,11 +16,13 @@ every change: `compat` repeats that. An accuracy of zero has no logarithm: it is
 are zero, all count alike.
 """
 
+from typing import Annotated
+
 import torch
 
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
-from coterie.core.errors import SettingsError
+from coterie.core.fields import Fraction, NonNegative, within
 from coterie.core.records import state
 from coterie.moves import mixing, server_steps
 from coterie.nets.stacks import Changes, Models
@@ -48,27 +50,18 @@ class FedFa(Method):
     momentum: float = 0.9
     """gamma of the clients: momentum of SGD. Starts from zero in every round. 0.9 in the public implementation."""
 
-    beta: float = 0.5
+    beta: Annotated[float, within("[0, 1]", "a share, in [0, 1]")] = 0.5
     """The part of a client's weight that comes from how often it took part; the rest comes from its accuracy."""
 
-    server_momentum: float = 0.9
+    server_momentum: Fraction = 0.9
     """gamma of the server: how much of the running mean of changes is kept."""
 
-    server_rate: float | None = None
+    server_rate: NonNegative | None = None
     """eta: how far the server goes along that mean, beyond the clients' mean; by default the clients' `rate`."""
 
     compat: bool = False
     """Subtract the server's momentum instead of adding it, as the public implementation does that CFIC's table was
     most likely made with. With the default `server_rate`, the clients' small `rate`, it makes little difference."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.beta <= 1:
-            raise SettingsError(f"beta={self.beta}: a share, in [0, 1]")
-        if not 0 <= self.server_momentum < 1:
-            raise SettingsError(f"server_momentum={self.server_momentum}: in [0, 1)")
-        if self.server_rate is not None and self.server_rate < 0:
-            raise SettingsError(f"server_rate={self.server_rate}: 0 or more")
 
     def begin(self, fed: Federation) -> State:
         """A fresh model at rest."""

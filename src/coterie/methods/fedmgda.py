@@ -20,7 +20,7 @@ gives away in FedAvg.
 import torch
 
 from coterie.clients.programs import train
-from coterie.core.errors import SettingsError
+from coterie.core.fields import Positive, Share
 from coterie.core.records import state
 from coterie.moves import mixing
 from coterie.nets.stacks import Models
@@ -43,18 +43,11 @@ class State:
 class FedMGDA(Method):
     """A common descent direction of all clients, near FedAvg's (FedMGDA+). (Hu et al., IEEE TNSE 2022)"""
 
-    epsilon: float = 0.1
+    epsilon: Share = 0.1
     """How far a client's weight may be from its part of the samples: 0 is FedAvg of normalised changes, 1 is MGDA."""
 
-    server_rate: float = 1.0
+    server_rate: Positive = 1.0
     """eta: the longest step of the server, in units of the parameters."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.epsilon <= 1:
-            raise SettingsError(f"epsilon={self.epsilon}: in [0, 1]")
-        if self.server_rate <= 0:
-            raise SettingsError(f"server_rate={self.server_rate}: above 0")
 
     def begin(self, fed: Federation) -> State:
         """Start from a fresh model."""

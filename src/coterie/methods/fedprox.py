@@ -7,7 +7,7 @@ client gives away what it does in FedAvg.
 """
 
 from coterie.clients.programs import train
-from coterie.core.errors import SettingsError
+from coterie.core.fields import NonNegative
 from coterie.methods.fedavg import FedAvg, State
 from coterie.server.federation import Federation
 from coterie.server.method import method
@@ -19,17 +19,12 @@ __all__ = ["FedProx"]
 class FedProx(FedAvg):
     """FedAvg with a proximal term that keeps clients near the global model. (Li et al., MLSys 2020)"""
 
-    mu: float = 0.01
+    mu: NonNegative = 0.01
     """Strength of the pull: clients lower F(w) + mu/2 |w - w_t|^2. 0 is FedAvg to the last bit."""
 
     compat: bool = False
     """Leave the pull out, as public code does by mistake: CAFA's takes it from tensors without a gradient, PACFL's from
     the model itself, so that it is always zero. FedProx's rows in tables made with them are FedAvg's."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mu < 0:
-            raise SettingsError(f"mu={self.mu}: 0 or more")
 
     def round(self, fed: Federation, state: State) -> State:
         """As FedAvg's, with the pull."""

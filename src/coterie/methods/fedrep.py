@@ -15,7 +15,7 @@ from torch import Tensor
 
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
-from coterie.core.errors import SettingsError
+from coterie.core.fields import NonNegative
 from coterie.core.records import state
 from coterie.server import serving
 from coterie.server.federation import Federation
@@ -41,16 +41,11 @@ class FedRep(Method):
     """The part that clients keep: `head` (the last layer), `top-2` (the last two), `none`, or names of layers with
     commas between. Everything else is the body."""
 
-    head_epochs: float = 10.0
+    head_epochs: NonNegative = 10.0
     """Passes over the client's own data for the head, before `epochs` (or `steps`) for the body; 10 in the paper."""
 
     weighting: Literal["samples", "uniform"] = "samples"
     """Clients count by their number of samples, or all the same."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.head_epochs < 0:
-            raise SettingsError(f"head_epochs={self.head_epochs}: 0 or more")
 
     def check(self, fed: Federation) -> None:
         """The net must have the part."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from coterie.clients.programs import train
-from coterie.core.errors import SettingsError
+from coterie.core.fields import Count
 from coterie.moves import grouping, mixing
 from coterie.nets.stacks import Models
 from coterie.server.clusters import Clusters
@@ -36,7 +36,7 @@ __all__ = ["FeSEM"]
 class FeSEM(Method):
     """Clients join the nearest of a few centres in the space of weights. (Xie et al., arXiv 2020)"""
 
-    clusters: int = 4
+    clusters: Count = 4
     """K: how many centres the server keeps."""
 
     layer: str = "all"
@@ -44,11 +44,6 @@ class FeSEM(Method):
 
     weighting: Literal["samples", "uniform"] = "uniform"
     """Clients of a centre count all the same, as in the paper, or by their number of samples."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.clusters < 1:
-            raise SettingsError(f"clusters={self.clusters}: at least 1")
 
     def begin(self, fed: Federation) -> Clusters:
         """All centres are one fresh model, and nobody belongs to one."""

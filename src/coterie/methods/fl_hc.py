@@ -26,6 +26,7 @@ import numpy as np
 
 from coterie.clients.programs import train
 from coterie.core.errors import SettingsError
+from coterie.core.fields import Count, NonNegative
 from coterie.core.records import state
 from coterie.moves import evidence, grouping, pacing
 from coterie.moves.pacing import Pace, train_for
@@ -56,13 +57,13 @@ class State:
 class FLHC(Method):
     """FedAvg, then clusters by linkage of updates, each on its own. (Briggs et al., IJCNN 2020)"""
 
-    cluster_round: int = 5
+    cluster_round: Count = 5
     """The round in which all clients train and are clustered (5 in AutoCFL's comparison)."""
 
-    threshold: float = 0.9
+    threshold: NonNegative = 0.9
     """T: clusters farther apart than this stay apart. 0 leaves every client alone, a large one is FedAvg."""
 
-    clusters: int | None = None
+    clusters: Count | None = None
     """How many clusters to make, instead of a threshold."""
 
     relative: bool = True
@@ -80,21 +81,13 @@ class FLHC(Method):
     adjust: bool = False
     """Give clients that lag behind more epochs before clustering, as AutoCFL does."""
 
-    growth: float = 0.5
+    growth: NonNegative = 0.5
     """alpha of that adjustment: how fast epochs grow."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.cluster_round < 1:
-            raise SettingsError(f"cluster_round={self.cluster_round}: at least 1")
-        if self.threshold < 0:
-            raise SettingsError(f"threshold={self.threshold}: 0 or more")
-        if self.clusters is not None and self.clusters < 1:
-            raise SettingsError(f"clusters={self.clusters}: at least 1")
         if self.linkage == "ward" and self.distance != "l2":
             raise SettingsError(f"distance={self.distance}: the linkage ward is made for l2")
-        if self.growth < 0:
-            raise SettingsError(f"growth={self.growth}: 0 or more")
         if self.adjust and self.steps is not None:
             raise SettingsError(f"steps={self.steps}: it is epochs that are adjusted; set epochs instead")
 

@@ -26,7 +26,7 @@ from which nobody takes part keeps its model. Clients that come later choose the
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from torch import Tensor
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, choose, program, train
 from coterie.core.arrays import everywhere
-from coterie.core.errors import SettingsError
+from coterie.core.fields import within
 from coterie.core.records import state
 from coterie.moves import evidence, grouping, mixing
 from coterie.nets.stacks import Models
@@ -48,12 +48,14 @@ from coterie.training.local import LocalTraining
 
 __all__ = ["FLISDC", "FLISHC"]
 
+Agreement = Annotated[float, within("[0, 1]", "a share of agreement in [0, 1]; 0 is one cluster for all")]
+
 
 @dataclass(frozen=True)
 class FLIS(Method):
     """What both forms have in common."""
 
-    threshold: float = 0.5
+    threshold: Agreement = 0.5
     """beta: how much two models must agree. The paper finds 0.5 best on Fashion-MNIST, 0.3 on CIFAR-10 and SVHN (Fig.
     2). 0 is FedAvg of the cohort."""
 
@@ -65,11 +67,6 @@ class FLIS(Method):
 
     compat: bool = False
     """Let clients choose on their own test data, as the paper does, and allow `server_from=test`. For reproduction."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.threshold <= 1:
-            raise SettingsError(f"threshold={self.threshold}: a share of agreement in [0, 1]; 0 is one cluster for all")
 
     @property
     def reads_test_data(self) -> bool:
@@ -158,7 +155,7 @@ class FixedClusters:
 class FLISHC(FLIS):
     """Disjoint clusters of clients whose models predict alike, found once. (Morafah et al., OJCS 2023)"""
 
-    threshold: float = 0.75
+    threshold: Agreement = 0.75
     """beta: how much the models of a cluster must agree, by the linkage. The paper gives none for HC; label pairs are
     told apart from about 0.7 to 0.85 on. 0 is FedAvg."""
 

@@ -14,12 +14,12 @@ that was away, or comes later, trains from the mean of all clients' models and j
 is at the smallest angle to its own.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
 from coterie.clients.programs import train
-from coterie.core.errors import SettingsError
+from coterie.core.fields import Count, at_least
 from coterie.core.records import state
 from coterie.moves import evidence, grouping
 from coterie.moves.grouping import Grouping
@@ -48,13 +48,13 @@ class State:
 class HDBSCAN(Method):
     """FedAvg inside clusters that HDBSCAN finds from output layers. (Campello et al., PAKDD 2013)"""
 
-    cluster_round: int = 5
+    cluster_round: Count = 5
     """The round in which clients are clustered first; until then FedAvg."""
 
-    recluster_every: int = 0
+    recluster_every: Annotated[int, at_least(0, "at least 1, or 0 to cluster once")] = 0
     """Rounds between clusterings after the first; 0 clusters once."""
 
-    min_size: int = 2
+    min_size: Annotated[int, at_least(2)] = 2
     """The smallest cluster: fewer clients are outliers."""
 
     single: bool = True
@@ -65,15 +65,6 @@ class HDBSCAN(Method):
 
     weighting: Literal["samples", "uniform"] = "samples"
     """Clients count by their number of samples, or all the same."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.cluster_round < 1:
-            raise SettingsError(f"cluster_round={self.cluster_round}: at least 1")
-        if self.recluster_every < 0:
-            raise SettingsError(f"recluster_every={self.recluster_every}: at least 1, or 0 to cluster once")
-        if self.min_size < 2:
-            raise SettingsError(f"min_size={self.min_size}: at least 2")
 
     def begin(self, fed: Federation) -> State:
         """All clients in one cluster, with a fresh model."""

@@ -18,13 +18,13 @@ the initial models anew until every group attracts enough clients, which the tex
 code also lets clients choose by their test data, which `compat` repeats.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, choose, program
-from coterie.core.errors import SettingsError
+from coterie.core.fields import Count, Share, at_least
 from coterie.core.records import state
 from coterie.nets.stacks import Models
 from coterie.server import serving
@@ -47,14 +47,14 @@ class State:
 class IFCA(Method):
     """Every client trains the one of k models that fits its data best. (Ghosh et al., NeurIPS 2020)"""
 
-    clusters: int = 4
+    clusters: Count = 4
     """k: how many models the server keeps. The paper takes the true number of groups."""
 
-    init_retry: int = 0
+    init_retry: Annotated[int, at_least(0)] = 0
     """How often the initial models may be drawn anew if a group attracts too few clients. 0 takes the first draw, as
     the paper's text does; its code tries until it succeeds. Every draw costs k models to all clients."""
 
-    init_balance: float = 0.4
+    init_balance: Share = 0.4
     """A draw is good if every model attracts this part of an even share of the clients. The authors' code asks for 35%
     of the clients with 2 groups (0.7) and for 10% with 4 (0.4)."""
 
@@ -64,15 +64,6 @@ class IFCA(Method):
     compat: bool = False
     """Let clients choose by accuracy on their own test data, as the code does (PACFL's) that FLIS's comparison seems to
     rest on, and which scores the view `last`. For reproduction."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.clusters < 1:
-            raise SettingsError(f"clusters={self.clusters}: at least 1")
-        if self.init_retry < 0:
-            raise SettingsError(f"init_retry={self.init_retry}: 0 or more")
-        if not 0 <= self.init_balance <= 1:
-            raise SettingsError(f"init_balance={self.init_balance}: in [0, 1]")
 
     @property
     def reads_test_data(self) -> bool:

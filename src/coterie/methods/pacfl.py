@@ -27,7 +27,8 @@ from torch import Tensor
 
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program, train
-from coterie.core.errors import NoAnswerError, SettingsError
+from coterie.core.errors import NoAnswerError
+from coterie.core.fields import Count, NonNegative
 from coterie.core.records import state
 from coterie.moves import evidence, grouping
 from coterie.nets.stacks import Models
@@ -52,7 +53,7 @@ class State:
 class PACFL(Method):
     """Clusters by angles between data subspaces, before training. (Vahidian et al., AAAI 2023)"""
 
-    vectors: int = 3
+    vectors: Count = 3
     """p: singular vectors that a client sends, 3 to 5 in the paper."""
 
     by_class: bool = True
@@ -61,11 +62,11 @@ class PACFL(Method):
     measure: Literal["smallest", "sum"] = "smallest"
     """How far apart two subspaces are: their smallest principal angle, or the sum of all."""
 
-    threshold: float = 25.0
+    threshold: NonNegative = 25.0
     """beta, in degrees: clusters farther apart than this stay apart. 0 is Local, 90 with `smallest` FedAvg. 25 told
     true groups of labels and of rotated inputs apart on digits, MNIST and Fashion-MNIST."""
 
-    clusters: int | None = None
+    clusters: Count | None = None
     """How many clusters to make, instead of a threshold."""
 
     linkage: Literal["single", "complete", "average"] = "average"
@@ -73,15 +74,6 @@ class PACFL(Method):
 
     weighting: Literal["samples", "uniform"] = "samples"
     """Clients of a cluster count by their number of samples, or all the same."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.vectors < 1:
-            raise SettingsError(f"vectors={self.vectors}: at least 1")
-        if self.threshold < 0:
-            raise SettingsError(f"threshold={self.threshold}: 0 or more")
-        if self.clusters is not None and self.clusters < 1:
-            raise SettingsError(f"clusters={self.clusters}: at least 1")
 
     def begin(self, fed: Federation) -> State:
         """A fresh model, and nobody in a cluster."""

@@ -21,13 +21,13 @@ so that `inner_rate=0` is FedAvg; running statistics are those of the outer step
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
-from coterie.core.errors import SettingsError
+from coterie.core.fields import NonNegative, Positive, at_least
 from coterie.methods.fedavg import FedAvg, State
 from coterie.nets.stacks import Models
 from coterie.server.federation import Federation
@@ -46,26 +46,17 @@ class PerFedAvg(FedAvg):
     order: Literal["first", "hessian-free"] = "first"
     """How the step through the inner step is taken: without second derivatives, or with differences of gradients."""
 
-    inner_rate: float = 0.01
+    inner_rate: NonNegative = 0.01
     """alpha: size of the inner step, and of the steps before predicting; 0.01 in the paper."""
 
-    delta: float = 1e-3
+    delta: Positive = 1e-3
     """How far apart the gradients are whose difference stands for the Hessian."""
 
-    adapt_steps: int = 1
+    adapt_steps: Annotated[int, at_least(0)] = 1
     """Steps of size `inner_rate` that a client takes on its own data before it predicts."""
 
     weighting: Literal["samples", "uniform"] = "uniform"
     """Clients count all the same, as in the paper, or by their number of samples."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.inner_rate < 0:
-            raise SettingsError(f"inner_rate={self.inner_rate}: 0 or more")
-        if self.delta <= 0:
-            raise SettingsError(f"delta={self.delta}: above 0")
-        if self.adapt_steps < 0:
-            raise SettingsError(f"adapt_steps={self.adapt_steps}: 0 or more")
 
     def round(self, fed: Federation, state: State) -> State:
         """As FedAvg's, with clients that look one inner step ahead."""

@@ -19,6 +19,7 @@ from typing import Literal
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
 from coterie.core.errors import SettingsError
+from coterie.core.fields import Positive
 from coterie.core.records import state
 from coterie.moves import server_steps
 from coterie.nets.stacks import Changes, Models
@@ -48,7 +49,7 @@ class Scaffold(Method):
     """Longest gradient of a step (Euclidean norm); 0 does not clip. The paper does not, but a control variate remembers
     a gradient that explodes, and on digits the run then diverges; 10 is what FedDyn's authors ran SCAFFOLD with."""
 
-    server_rate: float = 1.0
+    server_rate: Positive = 1.0
     """eta_g: how far the server goes from the old model to the mean."""
 
     weighting: Literal["uniform", "samples"] = "uniform"
@@ -61,8 +62,6 @@ class Scaffold(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.server_rate <= 0:
-            raise SettingsError(f"server_rate={self.server_rate}: above 0")
         if self.optimizer != "sgd":
             raise SettingsError(f"optimizer={self.optimizer}: control variates are made for sgd")
 

@@ -42,7 +42,7 @@ model that is mixed is the one after local training, where the text also speaks 
 
 from collections.abc import Callable, Mapping
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -56,6 +56,7 @@ from coterie.clients.synthesis import class_counts, unpacked
 from coterie.clients.synthesis import synthetic as synthetic_samples
 from coterie.core.arrays import everywhere
 from coterie.core.errors import SettingsError
+from coterie.core.fields import Count, NonNegative, Positive, at_least
 from coterie.core.records import state
 from coterie.moves import mixing, trust
 from coterie.nets.stacks import Changes, Models, distances
@@ -79,7 +80,7 @@ class State:
 class SLFed(Method):
     """Every client mixes its own model by its opinion of the others. (Palanisamy Sundar et al., ARES 2024)"""
 
-    direct: int = 2
+    direct: Count = 2
     """DS: how many others a client picks to meet in a round; who is picked meets it too. The paper's choice."""
 
     opinions: Literal["direct", "persistent"] = "direct"
@@ -88,17 +89,17 @@ class SLFed(Method):
     as fast as its Fig. 6, but evidence is counted again and again until everybody thinks the same of a client; the
     former did better on validation data."""
 
-    synthetic: int = 1000
+    synthetic: Count = 1000
     """Synthetic samples that a client shows to those it meets. The paper's choice."""
 
-    gan_refresh: int = 3
+    gan_refresh: Annotated[int, at_least(0)] = 3
     """Rounds between trainings of the GAN, each followed by new samples from new noise: three times, then twice as
     many each time. The paper says every 3 or 4 rounds at first and rarely later. 0 trains it once."""
 
-    gan_steps: int = 200
+    gan_steps: Count = 200
     """Steps of each training of the GAN. The paper says a few epochs."""
 
-    gan_rate: float = 0.1
+    gan_rate: Positive = 0.1
     """Learning rate of the GAN, with SGD and momentum as Goodfellow et al. had it; Adam's usual momentum made every
     sample the same."""
 
@@ -109,11 +110,11 @@ class SLFed(Method):
     topology: Literal["peer", "server"] = "peer"
     """Contributors mix models among themselves, or a trusted server does (Section 7.4)."""
 
-    server_clip: float = 0.0
+    server_clip: NonNegative = 0.0
     """With a trusted server: how far, in Euclidean distance, a contributor's model may be from the client's own; one
     that is farther is brought nearer. 0 does not clip."""
 
-    server_noise: float = 0.0
+    server_noise: NonNegative = 0.0
     """With a trusted server: deviation of Gaussian noise on every parameter, in units of how far clipping lets a single
     contributor move the mixed model."""
 
@@ -122,14 +123,6 @@ class SLFed(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("direct", "synthetic", "gan_steps"):
-            if getattr(self, name) < 1:
-                raise SettingsError(f"{name}={getattr(self, name)}: at least 1")
-        for name in ("gan_refresh", "server_clip", "server_noise"):
-            if getattr(self, name) < 0:
-                raise SettingsError(f"{name}={getattr(self, name)}: 0 or more")
-        if self.gan_rate <= 0:
-            raise SettingsError(f"gan_rate={self.gan_rate}: above 0")
         if self.topology == "peer" and (self.server_clip or self.server_noise):
             raise SettingsError("server_clip and server_noise are for a trusted server: use topology=server")
         if self.server_noise and not self.server_clip:

@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coterie.core.registry import options
 from coterie.methods import methods
 from coterie.runs.batch import Batch, Entry
 from coterie.runs.experiment import NewFolder
@@ -74,7 +73,7 @@ def _differ(key: str, mine: Mapping[str, Any], other: Mapping[str, Any]) -> bool
 def _default(key: str, flat: Mapping[str, Any]) -> bool:
     """Whether a run's method has its own default for an option."""
     name = str(flat.get("method.name"))
-    known = options(methods[name]) if name in methods else ()
+    known = methods.options(name) if name in methods else ()
     defaults = {f"method.{option.name}": option.default for option in known}
     return key in defaults and defaults[key] == flat.get(key)
 

@@ -83,7 +83,7 @@ def data_options(data: str) -> tuple[Option, ...]:
     """What only this data set can be told. What its draws depend on is left out: that is the run's seed."""
     if data not in sources:
         return (Option("size", int, None, "Side in pixels to which the images of an own folder are scaled."),)
-    return tuple(option for option in options(sources[data]) if option.name != "seed")
+    return tuple(option for option in sources.options(data) if option.name != "seed")
 
 
 @dataclass(frozen=True)
@@ -211,7 +211,7 @@ class Settings:
         if "name" not in table["method"]:
             raise SettingsError("no method: name one, or a settings file that does")
         owners = _owners(*(table[part].get("name", default) for part, default in _DEFAULTS.items()))
-        elsewhere = {option.name for other in others for option in options(methods[other])}
+        elsewhere = {option.name for other in others for option in methods.options(other)}
         routed, notes = _routed(given, owners, apart=_TOP, elsewhere=elsewhere)
         if routed["data"] or any(given.get(name) is not None for name in ("seed", "split_seed")):
             table["data"].pop("labels", None)  # what is given may pick other classes
@@ -383,11 +383,11 @@ def _owners(
     """The options of every part that has some, those that a plain name means first."""
     owners: dict[str, Iterable[Option]] = {name: options(kind) for name, kind in _SECTIONS.items()}
     if split is not None:
-        owners["split"] = options(split_rules[split])
+        owners["split"] = split_rules.options(split)
     if data is not None:
         owners["data"] = _COMMON["data"] + data_options(data)
     if method is not None:
-        owners["method"] = options(methods[method])
+        owners["method"] = methods.options(method)
     return {name: {option.name: option for option in known} for name, known in owners.items()}
 
 

@@ -3,9 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 
-from coterie.core.errors import SettingsError
+from coterie.core.fields import Count, within
 from coterie.core.registry import Registry
 from coterie.server.federation import Federation
 from coterie.server.fitting import Result, fit
@@ -27,18 +27,11 @@ class Method(LocalTraining, ABC):
 
     name: ClassVar[str]
 
-    rounds: int = 20
+    rounds: Count = 20
     """How many rounds there are."""
 
-    participation: float = 1.0
+    participation: Annotated[float, within("(0, 1]", "a fraction in (0, 1]; use 1.0 for all clients")] = 1.0
     """Share of the clients that take part in a round."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.rounds < 1:
-            raise SettingsError(f"rounds={self.rounds}: at least 1")
-        if not 0 < self.participation <= 1:
-            raise SettingsError(f"participation={self.participation}: a fraction in (0, 1]; use 1.0 for all clients")
 
     @property
     def local(self) -> LocalTraining:

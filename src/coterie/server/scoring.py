@@ -12,6 +12,7 @@ from torch import Tensor
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
 from coterie.core.errors import SettingsError
+from coterie.core.fields import Checked, Count, Positive
 from coterie.moves import mixing
 from coterie.nets.stacks import Models
 from coterie.server.federation import Federation
@@ -27,10 +28,10 @@ View = Literal["served", "adapted", "last"]
 
 
 @dataclass(frozen=True)
-class Scoring:
+class Scoring(Checked):
     """What is measured, and how often."""
 
-    evaluate_every: int = 1
+    evaluate_every: Count = 1
     """Rounds between evaluations; the last round is always evaluated."""
 
     views: tuple[View, ...] = ("served",)
@@ -38,7 +39,7 @@ class Scoring:
     training, and the model that each client trained `last`. Where clients mix several models, as in FedEM, there is no
     such model, and only what they are served is scored."""
 
-    adapt_epochs: float = 1.0
+    adapt_epochs: Positive = 1.0
     """Local epochs of the view `adapted`."""
 
     global_test: bool | None = None
@@ -53,10 +54,7 @@ class Scoring:
     figures. It changes no result."""
 
     def __post_init__(self) -> None:
-        if self.evaluate_every < 1:
-            raise SettingsError(f"evaluate_every={self.evaluate_every}: at least 1")
-        if self.adapt_epochs <= 0:
-            raise SettingsError(f"adapt_epochs={self.adapt_epochs}: above 0")
+        super().__post_init__()
         for view in self.views:
             if view not in ("served", "adapted", "last"):
                 raise SettingsError(f"views={view!r}: served, adapted or last")

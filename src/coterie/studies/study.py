@@ -204,7 +204,7 @@ class Cell:
         method, measure = told.pop("method", None), told.pop("measure", None)
         if measure is None:
             return Task(Settings.of(told, method, others=others)[0])
-        own = {option.name for option in options(measures[measure])}
+        own = {option.name for option in measures.options(measure)}
         rest = {name: value for name, value in told.items() if name not in own}
         world = Settings.of(rest, "local", others=others)[0].world
         return Task(Measuring(measures.make(measure, **{k: told[k] for k in told if k in own}), world))

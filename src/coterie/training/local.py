@@ -1,10 +1,11 @@
 """How a client trains: what can be said to its local training."""
 
 from dataclasses import dataclass, replace
-from math import ceil, cos, inf, pi
-from typing import Literal
+from math import ceil, cos, pi
+from typing import Annotated, Literal
 
 from coterie.core.errors import SettingsError
+from coterie.core.fields import Checked, Count, Fraction, NonNegative, Positive, at_least, within
 from coterie.core.records import record
 
 __all__ = ["LocalTraining"]
@@ -12,28 +13,28 @@ __all__ = ["LocalTraining"]
 
 @record
 @dataclass(frozen=True)
-class LocalTraining:
+class LocalTraining(Checked):
     """How a client trains."""
 
-    epochs: float = 2.0
+    epochs: NonNegative = 2.0
     """Passes over the client's own data in a round; a fraction ends in the middle of one."""
 
-    steps: int | None = None
+    steps: Count | None = None
     """A fixed number of steps in a round, instead of epochs."""
 
-    batch: int = 32
+    batch: Annotated[int, at_least(0, "at least 1, or 0 for all samples at once")] = 32
     """Samples in a step; 0 takes all of a client's samples at once."""
 
-    rate: float = 0.1
+    rate: Positive = 0.1
     """Learning rate."""
 
-    momentum: float = 0.0
+    momentum: Fraction = 0.0
     """Momentum of SGD. Starts from zero in every round."""
 
-    decay: float = 0.0
+    decay: NonNegative = 0.0
     """Weight decay."""
 
-    clip: float = 0.0
+    clip: Annotated[float, at_least(0, "above 0, or 0 for no clipping")] = 0.0
     """Longest gradient of a step (Euclidean norm); 0 does not clip."""
 
     optimizer: Literal["sgd", "adam"] = "sgd"
@@ -43,27 +44,14 @@ class LocalTraining:
     """How the learning rate changes over rounds: not at all, by `rate_decay` every round, along a half cosine to zero,
     or by `rate_decay` after each of `milestones`."""
 
-    rate_decay: float = 0.99
+    rate_decay: Annotated[float, within("(0, 1]")] = 0.99
     """Factor of the schedules `exponential` and `steps`."""
 
-    milestones: tuple[float, ...] = (0.5, 0.75)
+    milestones: Annotated[tuple[float, ...], within("[0, 1]", "parts of all rounds, in [0, 1]")] = (0.5, 0.75)
     """Parts of all rounds after which the schedule `steps` lowers the rate."""
 
     def __post_init__(self) -> None:
-        checks = {
-            "epochs": (0 <= self.epochs < inf, "0 or more"),
-            "steps": (self.steps is None or self.steps >= 1, "at least 1"),
-            "batch": (self.batch >= 0, "at least 1, or 0 for all samples at once"),
-            "rate": (0 < self.rate < inf, "above 0"),
-            "momentum": (0 <= self.momentum < 1, "in [0, 1)"),
-            "decay": (0 <= self.decay < inf, "0 or more"),
-            "clip": (self.clip >= 0, "above 0, or 0 for no clipping"),
-            "rate_decay": (0 < self.rate_decay <= 1, "in (0, 1]"),
-            "milestones": (all(0 <= part <= 1 for part in self.milestones), "parts of all rounds, in [0, 1]"),
-        }
-        for name, (fine, allowed) in checks.items():
-            if not fine:
-                raise SettingsError(f"{name}={getattr(self, name)}: {allowed}")
+        super().__post_init__()
         if self.optimizer == "adam" and self.momentum:
             raise SettingsError(f"momentum={self.momentum}: belongs to sgd; adam has its own")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from coterie.clients.clients import Clients, Round
 from coterie.clients.letters import Letters
 from coterie.clients.memory import Memory, Value, size_of
 from coterie.core.errors import CoterieError, SettingsError
+from coterie.core.fields import WITHOUT_EFFECT, Checked, above, at_least
 from coterie.data.population import Pool, Population, Shard
 from coterie.engines.chunk import Result, Site, device_of, joined, part_of, run_chunk
 from coterie.engines.simulation.workers import Workers
@@ -47,35 +48,29 @@ _KEPT = 0.25
 
 
 @dataclass(frozen=True)
-class Computing:
+class Computing(Checked):
     """Where and how a simulation computes. Nothing here changes a result beyond float rounding, but for precision."""
 
-    engine: Literal["simulation", "loop", "vectorised", "branch"] = "simulation"
+    engine: Annotated[Literal["simulation", "loop", "vectorised", "branch"], WITHOUT_EFFECT] = "simulation"
     """One client after another (`loop`), many at once (`vectorised`), one after another but side by side on a GPU
     (`branch`), or whichever suits net and device."""
 
-    device: str = "auto"
+    device: Annotated[str, WITHOUT_EFFECT] = "auto"
     """`cpu`, `cuda`, `cuda:1` ...; `auto` takes a GPU if there is one."""
 
     precision: Literal["float32", "tf32", "bf16", "float64"] = "float32"
     """What nets compute in; models are kept in float32, or in float64."""
 
-    workers: int | None = None
+    workers: Annotated[int | None, at_least(0), WITHOUT_EFFECT] = None
     """Processes of one thread each that share the work on a CPU; 0 computes in this process. By default one per core,
     if there is enough to do."""
 
-    memory: float | None = None
+    memory: Annotated[float | None, above(0, "gigabytes, above 0"), WITHOUT_EFFECT] = None
     """Gigabytes that clients who are computed together may take: 1 by default, on a GPU half of what is free."""
 
-    strict: bool = False
+    strict: Annotated[bool, WITHOUT_EFFECT] = False
     """Compute in stacks of one width, filled up where they are not full, so that a run gives the same to the last bit
     alone, among others of a comparison, and with any `memory`. Takes longer."""
-
-    def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 0:
-            raise SettingsError(f"workers={self.workers}: 0 or more")
-        if self.memory is not None and self.memory <= 0:
-            raise SettingsError(f"memory={self.memory}: gigabytes, above 0")
 
     @property
     def dtype(self) -> torch.dtype:
