@@ -131,8 +131,9 @@ def test_samples_that_are_all_the_same_can_be_packed():
 def test_class_counts_count_predictions():
     here = world(mlp)
     clients, models = here.clients(), here.models()
-    samples = torch.randn(4, 9, 5, dtype=torch.float64)
-    counts = class_counts(clients, models, samples)
+    shown, bounds = packed(torch.randn(4, 9, 5, dtype=torch.float64))
+    counts = class_counts(clients, models, shown, bounds)
+    samples = unpacked(shown, bounds)
     assert counts.sum(dim=1).tolist() == [9] * 4
     predicted = clients.predict(models, samples).argmax(dim=2)
     assert counts[2].tolist() == [(predicted[2] == label).sum().item() for label in range(3)]

@@ -240,7 +240,7 @@ def test_sites_are_compared_on_what_the_server_holds(name, wires, tmp_path):
 
 
 def test_no_site_lets_a_method_read_test_data(wires, tmp_path, monkeypatch):
-    leaky = coterie.FLISDC(rounds=1, compat=True)
+    leaky = coterie.methods.make("flis-dc", rounds=1, compat=True)
     with pytest.raises(SettingsError, match="flis-dc reads test data with these settings: no site allows that"):
         deployment(leaky, server="test_flower:held")
     monkeypatch.setattr(Deployment, "__post_init__", lambda self: None)

@@ -12,6 +12,7 @@ from coterie import AutoCFL, FedAvg, evidence, grouping
 from coterie.core.errors import SettingsError
 from coterie.data import Split
 from coterie.server.federation import Answers
+from support.federations import state_of
 from support.worlds import close
 
 DISTANCES = np.array([[0, 1, 9, 10], [1, 0, 8, 9], [9, 8, 0, 1], [10, 9, 1, 0]])
@@ -124,10 +125,10 @@ class TestAdjustment:
         fed = two_groups(sizes=(40, 40, 10, 40, 40, 10))
         made = AutoCFL(batch=8, growth=0.7, cluster_round=9)
         fed.begin(3)
-        state, expected, total = made.begin(fed), torch.full((6,), 2.0, dtype=torch.float64), 0
+        state, expected, total = state_of(made.begin(fed)), torch.full((6,), 2.0, dtype=torch.float64), 0
         for number in (1, 2, 3):
             fed.start_round(number)
-            state = made.round(fed, state)
+            state = state_of(made.round(fed, state))
             total = total + state.pace.last
             expected = more_epochs(expected, fed.sizes, state.pace.last, total, growth=0.7)
             close(state.pace.epochs, expected)
@@ -136,10 +137,10 @@ class TestAdjustment:
         fed = two_groups(sizes=(40, 40, 10, 40, 40, 10))
         made = AutoCFL(batch=8, stop="variance")
         fed.begin(6)
-        state = made.begin(fed)
+        state = state_of(made.begin(fed))
         for number in range(1, 7):
             fed.start_round(number)
-            state = made.round(fed, state)
+            state = state_of(made.round(fed, state))
             if state.origin is not None:
                 break
         variances = state.pace.variances
@@ -188,10 +189,10 @@ class TestComingAndGoing:
         _without(monkeypatch, fed, client=2, rounds=(3, 4))
         made = AutoCFL(batch=8, rate=0.1)
         fed.begin(5)
-        state, seen = made.begin(fed), []
+        state, seen = state_of(made.begin(fed)), []
         for number in range(1, 6):
             fed.start_round(number)
-            state = made.round(fed, state)
+            state = state_of(made.round(fed, state))
             if state.origin is not None:
                 seen.append(state.clusters.labels.tolist())
                 served = made.serve(fed, state)
@@ -204,10 +205,10 @@ class TestComingAndGoing:
         fed = two_groups()
         made = AutoCFL(batch=8, rate=0.1)
         fed.begin(4)
-        state = made.begin(fed)
+        state = state_of(made.begin(fed))
         for number in (1, 2, 3):
             fed.start_round(number)
-            state = made.round(fed, state)
+            state = state_of(made.round(fed, state))
         run = fed._engine.run
 
         def only_the_second_group(call):
@@ -215,7 +216,7 @@ class TestComingAndGoing:
 
         monkeypatch.setattr(fed._engine, "run", only_the_second_group)
         fed.start_round(4)
-        after = made.round(fed, state)
+        after = state_of(made.round(fed, state))
         before, after = state.clusters.models.parameters, after.clusters.models.parameters
         assert torch.equal(after[0], before[0])
         assert not torch.equal(after[1], before[1])
@@ -237,7 +238,7 @@ class TestComingAndGoing:
             ),
         )
         fed.start_round(4)
-        grown = AutoCFL(batch=8, rate=0.1).round(fed, short)
+        grown = state_of(AutoCFL(batch=8, rate=0.1).round(fed, short))
         assert grown.clusters.labels.tolist() == [0, 0, 0, 1, 1, 1]
         assert grown.pace.epochs[5] == 2
 

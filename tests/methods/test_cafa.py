@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import coterie
-from coterie import CAFA, FedAvg, evidence, mixing
+from coterie import CAFA, FedAvg, Scoring, evidence, mixing
 from coterie.clients.letters import Letters
 from coterie.clients.programs import evaluate, label_histogram, train
 from coterie.core.errors import SettingsError
@@ -14,6 +14,7 @@ from coterie.data.splits import split_rules
 from coterie.methods.cafa import judge
 from coterie.moves.grouping import kmeans, kmeans_silhouette, largest_group
 from coterie.server.federation import Answers, Replies
+from support.federations import state_of
 from support.worlds import close
 
 
@@ -41,7 +42,7 @@ class TestWorkedNumbers:
         fed = clustered()
         fed.begin(1)
         made = CAFA()
-        state = made.begin(fed)
+        state = state_of(made.begin(fed))
         state.labels[:4] = torch.tensor([0, 0, 0, 1])
         replies = Replies(np.arange(4), {}, fed.sizes[:4], Letters())
         accuracy = np.tile([[0.6], [0.4], [0.5], [0.5]], 4)
@@ -97,8 +98,9 @@ def test_a_round_weighs_clients_by_its_stages(stages, sharing):
 
 
 def test_who_has_all_labels_is_in_the_iid_cluster():
-    state = CAFA(rounds=1).fit(clustered()).state
-    assert state.iid.tolist() == [True] * 5 + [False] * 3
+    result = CAFA(rounds=1).fit(clustered(), scoring=Scoring(insights=True))
+    state = result.state
+    assert result.insights[-1]["iid"] == [True] * 5 + [False] * 3
     assert len(set(state.labels[:5].tolist())) == 1
     assert state.labels.min() == 0
     shares = evidence.label_shares(state.counts)
@@ -182,10 +184,10 @@ class TestComingAndGoing:
         fed = clustered(arrivals={0: 3, 5: 2})
         made = CAFA(clusters=3)
         fed.begin(3)
-        state, asked = made.begin(fed), []
+        state, asked = state_of(made.begin(fed)), []
         for number in (1, 2, 3):
             fed.start_round(number)
-            state = made.round(fed, state)
+            state = state_of(made.round(fed, state))
             asked.append((state.labels >= 0).tolist())
         first = [True] * 8
         first[0] = first[5] = False

@@ -8,7 +8,7 @@ import torch
 
 import coterie
 from coterie.core.errors import SettingsError
-from coterie.methods.cfl import CFL, _across, _place
+from coterie.methods.cfl import CFL, _across
 from coterie.moves.evidence import update_cosine
 from support.federations import AT_ONCE, at_round, lost, opposed, pulled, pulling, same, uneven
 
@@ -23,7 +23,7 @@ EAGER = {**AT_ONCE, "warmup": 0, "client_norm": 0.05}
 
 def groups_of(state):
     """Who is together, as sets, by the node that each client is at."""
-    place = _place(state.members).tolist()
+    place = state.place.tolist()
     return {frozenset(np.flatnonzero(np.array(place) == node).tolist()) for node in place}
 
 
@@ -94,7 +94,7 @@ def test_after_a_second_split_numbers_are_still_those_of_clients(monkeypatch):
     result = CFL(rounds=2, **EAGER).fit(pulled(*QUARTERS))
     assert groups_of(result.state) == {frozenset({0, 4}), frozenset({1, 5}), frozenset({2, 6}), frozenset({3, 7})}
     assert result.state.members.sum(dim=0).tolist() == [1] * 8
-    served = result.state.models.parameters[_place(result.state.members)]
+    served = result.state.models.parameters[result.state.place]
     assert torch.allclose(served, torch.tensor(QUARTERS, dtype=torch.float64), atol=1e-6)
 
 
@@ -102,11 +102,14 @@ def test_compat_repeats_the_error_of_public_code(monkeypatch):
     # Both clusters of the first split are split at positions (0, 2) and (1, 3): these are taken for clients, twice.
     # Clients 0 to 3 are in two clusters each, and 4 to 7 in none: they go on alone.
     pulling(monkeypatch)
-    state = CFL(rounds=2, compat="positions", **EAGER).fit(pulled(*QUARTERS)).state
+    state = coterie.methods.make("cfl", rounds=2, compat="positions", **EAGER).fit(pulled(*QUARTERS)).state
     leaves = [state.members[node].nonzero()[:, 0].tolist() for node in range(3, len(state.models))]
     assert leaves == [[0, 2], [1, 3], [0, 2], [1, 3], [4], [5], [6], [7]]
     assert state.members[:3].sum() == 0
-    assert CFL(rounds=1, compat="positions", **EAGER).fit(pulled(*QUARTERS)).state.members.sum() == 8
+    assert (
+        coterie.methods.make("cfl", rounds=1, compat="positions", **EAGER).fit(pulled(*QUARTERS)).state.members.sum()
+        == 8
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -147,11 +150,11 @@ class TestTree:
         run = fed._engine.run
         state = made.begin(at_round(lost(fed, 4)))
         state = made.round(fed, state)
-        assert _place(state.members).tolist() == [1, 1, 2, 2, 0]
+        assert state.place.tolist() == [1, 1, 2, 2, 0]
         fed._engine.run = run
         before = state.models
         state = made.round(fed, replace(state))
-        assert _place(state.members).tolist() == [1, 1, 2, 2, 1]
+        assert state.place.tolist() == [1, 1, 2, 2, 1]
         assert same(state.models[0], before[0])  # what parted there is kept
         # It trained from the root: its model is not in the mean of the cluster yet.
         assert state.models.parameters[1].tolist() == pytest.approx([0.95, 0.05], abs=1e-6)
@@ -170,7 +173,7 @@ class TestTree:
         state = made.round(at_round(few), made.begin(few))
         assert made.serve(more, state).index.tolist() == [1, 1, 2, 2, 0, 0]
         state = made.round(at_round(more, 2), state)
-        assert _place(state.members).tolist() == [1, 1, 2, 2, 1, 2]
+        assert state.place.tolist() == [1, 1, 2, 2, 1, 2]
 
     def test_fewer_than_three_that_answer_are_not_split(self, monkeypatch):
         pulling(monkeypatch)
@@ -183,7 +186,7 @@ def test_permuting_clients_permutes_the_result(monkeypatch):
     pulling(monkeypatch)
     order = [5, 2, 7, 0, 1, 6, 3, 4]
     state = CFL(rounds=2, **EAGER).fit(pulled(*[QUARTERS[client] for client in order])).state
-    served = state.models.parameters[_place(state.members)]
+    served = state.models.parameters[state.place]
     assert torch.allclose(served, torch.tensor([QUARTERS[client] for client in order]).double(), atol=1e-6)
 
 

@@ -142,13 +142,13 @@ def test_a_key_is_the_dominant_label():
 
 
 def test_groups_stay_unless_told(monkeypatch):
-    compared, rounds = coterie.Compose.compared, []
+    compared, rounds = coterie.Compose._compared, []
 
     def spy(self, fed, *more):
         rounds.append(fed.round)
         return compared(self, fed, *more)
 
-    monkeypatch.setattr(coterie.Compose, "compared", spy)
+    monkeypatch.setattr(coterie.Compose, "_compared", spy)
     parts = {"grouping": "linkage", "clusters": 3, "group_round": 2}
     once = coterie.Compose(rounds=6, **parts).fit(uneven())
     assert [change["round"] for change in once.groups] == [1, 2]
@@ -162,7 +162,7 @@ def test_groups_stay_unless_told(monkeypatch):
 
 def in_the_first_round(fed, made, similarity, monkeypatch):
     """The state after a round in which clients are exactly so similar, and what clients trained in it."""
-    monkeypatch.setattr(coterie.Compose, "compared", lambda *_: Alike(similarity, similarity))
+    monkeypatch.setattr(coterie.Compose, "_compared", lambda *_: Alike(similarity, similarity))
     replies = at_round(fed).run(train, shared=fed.new_model(), local=made.local)
     return made.fit(fed).state, replies
 

@@ -76,12 +76,14 @@ def test_the_proximal_term_has_a_gradient_which_it_lacks_in_public_code(monkeypa
     options = {"rounds": 1, "steps": 120, "rate": 0.2}
     for mu, end in ((0.0, 1), (0.1, 0.909091), (1.0, 0.5)):
         assert value(coterie.FedProx(mu=mu, **options).fit(fed).state.model) == pytest.approx(end, abs=1e-6)
-        assert value(coterie.FedProx(mu=mu, compat=True, **options).fit(fed).state.model) == pytest.approx(1, abs=1e-6)
+        assert value(
+            coterie.methods.make("fedprox", mu=mu, compat=True, **options).fit(fed).state.model
+        ) == pytest.approx(1, abs=1e-6)
 
 
 def test_the_proximal_term_of_public_code_makes_fedprox_fedavg():
     fed = federation()
-    wrong = coterie.FedProx(mu=5.0, rounds=3, compat=True).fit(fed).state.model
+    wrong = coterie.methods.make("fedprox", mu=5.0, rounds=3, compat=True).fit(fed).state.model
     fedavg = coterie.FedAvg(rounds=3).fit(fed).state.model
     assert same(wrong, fedavg)
     assert not same(coterie.FedProx(mu=5.0, rounds=3).fit(fed).state.model, fedavg)

@@ -59,7 +59,7 @@ def test_a_control_variate_is_divided_by_all_clients_and_not_by_the_cohort():
 
 def first_controls(fed, **options):
     """What clients keep after their first round, and the lengths K eta that it was divided by."""
-    made = coterie.FedDC(rounds=1, batch=5, epochs=1, rate=0.05, **options)
+    made = coterie.methods.make("feddc", rounds=1, batch=5, epochs=1, rate=0.05, **options)
     made.fit(fed)
     controls = fed.run(kept_change, name="control").change.parameters
     drifts = fed.run(kept_change, name="drift").change.parameters
@@ -81,7 +81,7 @@ def test_a_control_variate_is_divided_by_the_rate_of_its_round_and_not_of_the_fi
     found = value(coterie.FedDC(**options).fit(fed).state.control)
     assert found == pytest.approx(-0.001, rel=1e-3)
     # With one client G = G_i, so G_i+ = (w - theta) / (K eta): the authors divide by a rate four times too high.
-    wrong = value(coterie.FedDC(compat=True, **options).fit(fed).state.control)
+    wrong = value(coterie.methods.make("feddc", compat=True, **options).fit(fed).state.control)
     assert wrong == pytest.approx(-0.001 / 4, rel=1e-3)
 
 

@@ -78,7 +78,7 @@ def test_the_servers_momentum_goes_on_in_the_direction_of_the_change(monkeypatch
 def test_flgo_subtracts_the_momentum_which_takes_progress_back(monkeypatch):
     # w = .2 - .002 = .198; then .198 + .1 * 1.802 = .3782, m = .018 + .01802, w = .3782 - .003602.
     fed = two(monkeypatch)
-    models = [value(state.model) for state in course(coterie.FedFa(compat=True, **SETTINGS), fed)]
+    models = [value(state.model) for state in course(coterie.methods.make("fedfa", compat=True, **SETTINGS), fed)]
     assert models == pytest.approx([0, 0.198, 0.374598], abs=1e-12)
     ahead = course(coterie.FedFa(**SETTINGS), fed)
     plain = course(coterie.FedFa(server_rate=0.0, **SETTINGS), fed)

@@ -13,7 +13,7 @@ from coterie.methods.flis import choose_and_train
 from coterie.moves.evidence import inference_similarity
 from coterie.report.tables import compared, run_table
 from coterie.server.federation import Answers
-from support.federations import at_round, same, uneven
+from support.federations import at_round, same, state_of, uneven
 
 BOTH = ["flis-dc", "flis-hc"]
 
@@ -126,7 +126,7 @@ def test_fixed_clusters_are_found_before_the_first_round_and_stay(linkage):
     fed = federation()
     made = coterie.FLISHC(threshold=0.8, linkage=linkage, rounds=3)
     fed.begin(3)
-    begun = made.begin(fed)
+    begun = state_of(made.begin(fed))
     assert set(begun.labels.tolist()) == set(range(len(begun.models)))
     for model in begun.models:  # Algorithm 3, line 7
         assert same(model, fed.new_model())
@@ -165,7 +165,7 @@ def looked_at(monkeypatch):
     ids=["by default", "train", "compat"],
 )
 def test_clients_choose_on_validation_data_unless_told(looked_at, options, parts):
-    coterie.FLISDC(threshold=1.0, rounds=2, **options).fit(federation())
+    coterie.methods.make("flis-dc", threshold=1.0, rounds=2, **options).fit(federation())
     assert set(looked_at) == parts
 
 
@@ -190,7 +190,7 @@ def test_a_new_client_joins_the_fixed_cluster_that_fits_it_best():
     fed = two_worlds(arrivals={6: 3, 7: 3})
     made = coterie.FLISHC(rounds=4, **LEARN)
     fed.begin(4)
-    assert made.begin(fed).labels.tolist() == [0, 1, 0, 1, 0, 1, -1, -1]
+    assert state_of(made.begin(fed)).labels.tolist() == [0, 1, 0, 1, 0, 1, -1, -1]
     assert made.fit(fed).state.labels.tolist() == [0, 1] * 4
 
 
@@ -207,13 +207,13 @@ def test_clients_may_appear_in_mid_run(monkeypatch):
     names = fed._engine.names
     monkeypatch.setattr(fed._engine, "names", names[:6])
     monkeypatch.setattr(fed._engine, "present", lambda: np.arange(len(fed._engine.names)))
-    begun = made.begin(fed)
+    begun = state_of(made.begin(fed))
     fed.start_round(1)
-    state = made.round(fed, begun)
+    state = state_of(made.round(fed, begun))
     assert len(state.labels) == 6
     monkeypatch.setattr(fed._engine, "names", names)
     fed.start_round(2)
-    assert made.round(fed, state).labels.tolist() == [0, 1] * 4
+    assert state_of(made.round(fed, state)).labels.tolist() == [0, 1] * 4
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -263,7 +263,7 @@ def test_test_images_at_the_server_are_for_compat_only():
     with pytest.raises(CoterieError, match="server_from=test: test data is for scoring only"):
         coterie.FLISDC(rounds=1).fit(published(server_from="test"))
     fed = published(server_from="test")
-    result = coterie.FLISDC(rounds=1, compat=True).fit(fed)
+    result = coterie.methods.make("flis-dc", rounds=1, compat=True).fit(fed)
     assert result.summary["reads_test_data"] is True
     assert "flis-dc (reads test data)" in str(run_table(result.summary).title)
     assert compared([result.summary])[0].name == "flis-dc (reads test data)"
@@ -275,7 +275,7 @@ def test_test_images_at_the_server_are_for_compat_only():
 
 def test_after_compat_test_data_is_out_of_reach_again():
     fed = published(server_from="test")
-    coterie.FLISDC(rounds=1, compat=True).fit(fed)
+    coterie.methods.make("flis-dc", rounds=1, compat=True).fit(fed)
     with pytest.raises(CoterieError, match="test data is for scoring only"):
         coterie.FLISDC(rounds=1).fit(fed)
 

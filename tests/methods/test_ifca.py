@@ -8,6 +8,7 @@ import coterie
 from coterie import Clients
 from coterie.clients.programs import choose
 from coterie.core.errors import CoterieError, SettingsError
+from coterie.methods.as_published import choose_on_test_and_train
 from coterie.methods.ifca import IFCA, State, choose_and_train
 from coterie.nets.stacks import Models
 from support.federations import at_round, opposed, same, uneven
@@ -149,13 +150,13 @@ def test_a_client_that_never_takes_part_is_served_too():
 
 def test_compat_chooses_on_test_data_and_says_so():
     # PACFL's code lets clients choose by accuracy on their own test data.
-    fed, made = uneven(test_share=0.4), IFCA(rounds=1, clusters=4, compat=True)
+    fed, made = uneven(test_share=0.4), coterie.methods.make("ifca", rounds=1, clusters=4, compat=True)
     result = made.fit(fed)
     assert result.summary["reads_test_data"]
     assert "reads_test_data" not in IFCA(rounds=1).fit(fed).summary
     fed.begin(1, test_data=True)
     models = fed.new_models(4)
-    chosen = fed.run(choose_and_train, shared=models, local=made.local, on_test=True).choice
+    chosen = fed.run(choose_on_test_and_train, shared=models, local=made.local).choice
     site = fed._engine._site
     for client in range(6):
         index = torch.from_numpy(site.shards[client].test)
@@ -164,7 +165,7 @@ def test_compat_chooses_on_test_data_and_says_so():
         assert chosen[client] == right.index(max(right))
     fed.begin(1)
     with pytest.raises(CoterieError, match="test data is for scoring only"):
-        fed.run(choose_and_train, shared=models, local=made.local, on_test=True)
+        fed.run(choose_on_test_and_train, shared=models, local=made.local)
 
 
 @pytest.mark.parametrize("options", [{"clusters": 0}, {"init_retry": -1}, {"init_balance": 1.5}])

@@ -10,6 +10,7 @@ import coterie
 from coterie import Scoring, trust
 from coterie.core.arrays import everywhere
 from coterie.methods import slfed
+from coterie.moves import encounters
 from coterie.runs.experiment import run
 from coterie.runs.folder import StoredRun
 from coterie.runs.settings import Settings
@@ -108,7 +109,7 @@ def test_slfed_shows_opinions_of_a_simulation():
     fed = federation()
     result = fitted("slfed", fed=fed, opinions="persistent")
     last = result.insights[-1]
-    held = fed.shortcut(slfed.show_opinions, names=tuple(fed.names))
+    held = fed.shortcut(encounters.show_opinions, names=tuple(fed.names))
     uncertainty = held.uncertainty.numpy()
     known = uncertainty < 1
     assert last["known"] == known.sum(axis=1).tolist()

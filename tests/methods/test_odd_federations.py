@@ -9,6 +9,7 @@ from coterie.clients.programs import label_histogram
 from coterie.data import Split
 from coterie.methods.cfic import dominant_label
 from coterie.server.federation import Answers
+from support.federations import state_of
 
 METHODS = [
     ("cafa", {}),
@@ -81,10 +82,10 @@ def test_a_client_that_does_not_say_what_it_has_is_asked_again(name, program, mo
     monkeypatch.setattr(fed._engine, "run", dropping)
     made = coterie.methods.make(name)
     fed.begin(3)
-    state, known = made.begin(fed), []
+    state, known = state_of(made.begin(fed)), []
     for number in (2, 3) if name == "cafa" else (1, 2, 3):
         fed.start_round(number)
-        state = made.round(fed, state)
+        state = state_of(made.round(fed, state))
         known.append((state.labels >= 0).tolist())
     assert known[-2:] == [[True, False, True, True], [True] * 4]
 
@@ -97,10 +98,10 @@ def test_a_federation_may_grow_in_mid_run_by_clients_that_say_nothing(name, opti
     monkeypatch.setattr(fed._engine, "names", fed.names[:4])
     monkeypatch.setattr(fed._engine, "sizes", fed._engine.sizes[:4])
     fed.begin(4)
-    state = made.begin(fed)
+    state = state_of(made.begin(fed))
     for number in (1, 2, 3):
         fed.start_round(number)
-        state = made.round(fed, state)
+        state = state_of(made.round(fed, state))
     monkeypatch.undo()
     run = fed._engine.run
 
@@ -112,12 +113,12 @@ def test_a_federation_may_grow_in_mid_run_by_clients_that_say_nothing(name, opti
 
     monkeypatch.setattr(fed._engine, "run", dropping)
     fed.start_round(4)
-    state = made.round(fed, state)
+    state = state_of(made.round(fed, state))
     served = made.serve(fed, state)
     assert len(served.index) == 5
     monkeypatch.undo()
     fed.start_round(5)
-    state = made.round(fed, state)
+    state = state_of(made.round(fed, state))
     assert torch.isfinite(made.serve(fed, state).models.parameters).all()
     labels = (state.clusters if name == "autocfl" else state).labels
     assert len(labels) == 5

@@ -7,8 +7,8 @@ import torch
 import coterie
 from coterie.core.errors import SettingsError
 from coterie.data import Split
-from coterie.methods.pacfl import PACFL, _leading, describe
-from coterie.moves.evidence import subspace_angle
+from coterie.methods.pacfl import PACFL, describe
+from coterie.moves.evidence import leading_vectors, subspace_angle
 from support.federations import at_round, lost, same, uneven
 
 
@@ -41,12 +41,12 @@ def test_clients_tell_the_directions_of_their_data(by_class):
 
 def test_a_class_that_a_client_does_not_have_has_no_directions():
     x = torch.randn(2, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found = _leading(x, 3)
+    found = leading_vectors(x, 3)
     assert torch.allclose(found[:, :2].T @ found[:, :2], torch.eye(2, dtype=torch.float64), atol=1e-12)
     assert not found[:, 2].any()
-    assert not _leading(x[:0], 3).any()
-    assert not _leading(0 * x, 3).any()
-    assert not _leading(x[[0, 0]], 3)[:, 1:].any()
+    assert not leading_vectors(x[:0], 3).any()
+    assert not leading_vectors(0 * x, 3).any()
+    assert not leading_vectors(x[[0, 0]], 3)[:, 1:].any()
 
 
 def test_clusters_are_found_before_training():

@@ -151,7 +151,7 @@ def test_public_code_counts_a_step_with_momentum_as_one_gradient(quadratic, comp
     # 50 steps with momentum .9 and eta = .001 from w = 0: (x - y) / (K eta) is -7.123, and -.976 without momentum.
     fed = two_quadratics()
     for momentum, expected in ((0.9, -7.123), (0.0, -0.976)):
-        made = coterie.Scaffold(rounds=1, steps=50, rate=1e-3, momentum=momentum, compat=compat)
+        made = coterie.methods.make("scaffold", rounds=1, steps=50, rate=1e-3, momentum=momentum, compat=compat)
         made.fit(fed)
         kept = fed.run(own_control).control.parameters[:, 0]
         assert kept.tolist() == pytest.approx([expected, -expected], abs=1e-3)
@@ -162,7 +162,7 @@ def test_public_code_counts_a_step_with_momentum_as_one_gradient(quadratic, comp
 
 def test_pacfl_divides_control_variates_by_the_cohort():
     fed = federation()
-    result = coterie.Scaffold(rounds=1, participation=0.5, rate=0.05, compat="pacfl").fit(fed)
+    result = coterie.methods.make("scaffold", rounds=1, participation=0.5, rate=0.05, compat="pacfl").fit(fed)
     kept = fed.run(kept_change, name="control").change.parameters
     assert torch.allclose(result.state.control.parameters, kept.sum(0) / 3, atol=1e-12)
 
@@ -170,12 +170,16 @@ def test_pacfl_divides_control_variates_by_the_cohort():
 def test_niid_bench_starts_control_variates_from_a_random_net_which_shows_if_somebody_is_absent():
     fed = federation()
     options = {"rounds": 3, "rate": 0.05}
-    right, wrong = (coterie.Scaffold(compat=compat, **options).fit(fed).state for compat in ("none", "niid-bench"))
+    right, wrong = (
+        coterie.methods.make("scaffold", compat=compat, **options).fit(fed).state for compat in ("none", "niid-bench")
+    )
     # With everybody there it is forgotten in the first round: c - c_i is 0 in it, and exact after it.
     assert torch.allclose(right.model.parameters, wrong.model.parameters, atol=1e-9)
     assert torch.allclose(right.control.parameters, wrong.control.parameters, atol=1e-9)
     options["participation"] = 0.5
-    right, wrong = (coterie.Scaffold(compat=compat, **options).fit(fed).state for compat in ("none", "niid-bench"))
+    right, wrong = (
+        coterie.methods.make("scaffold", compat=compat, **options).fit(fed).state for compat in ("none", "niid-bench")
+    )
     assert not torch.allclose(right.model.parameters, wrong.model.parameters, atol=1e-3)
     # Clients that never came still hold their part of the random net in the server's mean.
     mean = fed.run(kept_change, name="control").change.parameters

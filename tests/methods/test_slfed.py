@@ -11,9 +11,11 @@ from torch import nn
 import coterie
 from coterie import Clients, program, sharing, trust
 from coterie.clients.letters import Letters
+from coterie.clients.synthesis import last_refresh
 from coterie.core.errors import SettingsError
 from coterie.data import Split
 from coterie.methods import slfed
+from coterie.moves import encounters
 from coterie.moves.evidence import prediction_similarity
 from coterie.moves.mixing import personal
 from coterie.nets.stacks import Stack
@@ -42,7 +44,7 @@ def given(parts, **options):
 @program
 def kept(clients: Clients, names: tuple):
     """The models that clients keep and trained last, and what they note about each other."""
-    table = torch.from_numpy(slfed._recall(clients, names))
+    table = torch.from_numpy(encounters.recall(clients, names))
     model = clients.state("model", clients.initial())
     return {"model": model, "last": clients.state("_last", model), "table": table}
 
@@ -198,7 +200,7 @@ def test_rehearsing_gives_the_same_models_and_the_same_bill(mode, opinions):
     # Rounded to half a step for every contributor, over three rounds.
     allowed = 3 * 8 * sharing.STEP if mode == "additive" else 1e-12
     assert (numbers(models.model) - numbers(models_too.model)).abs().max() <= allowed
-    columns = [*range(5), slfed._SIGMA]
+    columns = [*range(5), encounters.SIGMA]
     assert torch.allclose(models.table[..., columns], models_too.table[..., columns], atol=1e-12)
     peer, peer_too = direct.summary["ledger"]["peer"], rehearsed.summary["ledger"]["peer"]
     assert peer == peer_too
@@ -235,7 +237,7 @@ def test_n_contributors_send_n_times_n_messages_of_a_models_size():
 
 def test_a_mixed_model_is_eq_19_of_the_trained_ones():
     _, end = ends(federation(), rounds=1)
-    trained, sigma = numbers(end.last), end.table[..., slfed._SIGMA]
+    trained, sigma = numbers(end.last), end.table[..., encounters.SIGMA]
     assert (sigma > 0).sum(dim=1).max() >= 2
     for row, weights in enumerate(sigma):
         expected = (trained[row] + weights @ trained) / (1 + weights.sum())
@@ -252,11 +254,11 @@ def test_a_mixed_model_lies_among_the_trained_ones():
 
 def test_weights_are_the_similarities_of_those_whose_uncertainty_is_low_enough():
     _, end = ends(federation(clients=12), rounds=4, opinions="persistent")
-    opinions = end.table[..., slfed._OPINION].numpy()
+    opinions = end.table[..., encounters.OPINION].numpy()
     chosen = trust.trusted(opinions)
     chosen &= chosen.sum(axis=1, keepdims=True) > 1
-    assert (end.table[..., slfed._SIGMA].numpy() == np.where(chosen, opinions[..., 0], 0)).all()
-    assert (end.table[..., slfed._SIGMA].diagonal() == 0).all()
+    assert (end.table[..., encounters.SIGMA].numpy() == np.where(chosen, opinions[..., 0], 0)).all()
+    assert (end.table[..., encounters.SIGMA].diagonal() == 0).all()
     assert (opinions[range(12), range(12)] == trust.NOTHING).all()
 
 
@@ -271,7 +273,7 @@ def test_evidence_is_the_similarity_of_the_counts_that_were_swapped():
             seen[letter.sender, letter.receiver] = letter.content[
                 "counts"
             ]  # the sender's model, the receiver's samples
-    evidence = end.table[..., slfed._EVIDENCE] - 1
+    evidence = end.table[..., encounters.EVIDENCE] - 1
     for a, b in seen:
         expected = prediction_similarity(own[a], seen[b, a], seen[a, b], own[b])
         found = evidence[fed.names.index(a), fed.names.index(b)]
@@ -296,25 +298,25 @@ def test_opinions_come_from_meetings_and_from_what_was_told():
             told[letter.receiver][fed.names.index(letter.sender)] = letter.content["opinions"].numpy()
     for me, name in enumerate(fed.names):
         assert all(np.allclose(opinions, direct[other]) for other, opinions in told[name].items())
-        assert table[me, :, slfed._OPINION] == pytest.approx(trust.heard(direct[me], me, told[name]))
+        assert table[me, :, encounters.OPINION] == pytest.approx(trust.heard(direct[me], me, told[name]))
 
 
 def test_what_was_told_is_kept_only_if_opinions_are_persistent():
     fed = sealed(federation())
     _, end = ends(fed, rounds=3)
     table = end.table.numpy()
-    seen = table[..., slfed._EVIDENCE].sum(axis=2, keepdims=True) > 2
+    seen = table[..., encounters.EVIDENCE].sum(axis=2, keepdims=True) > 2
     own = np.where(seen, trust.opinion(table[..., 0], table[..., 1]), trust.NOTHING)
-    assert table[..., slfed._OPINION] == pytest.approx(own)
+    assert table[..., encounters.OPINION] == pytest.approx(own)
     # What was told decides all the same: weights are not what the client has seen alone.
-    sigma = table[..., slfed._SIGMA]
+    sigma = table[..., encounters.SIGMA]
     assert (np.abs(sigma - own[..., 0])[sigma > 0] > 1e-3).any()
 
 
 def test_clients_with_the_same_model_are_as_similar_as_can_be():
     # Nobody trains, so all models are the initial one, and everybody sees the same classes in everything.
     _, end = ends(federation(), rounds=3, epochs=0.0)
-    evidence = end.table[..., slfed._EVIDENCE] - 1
+    evidence = end.table[..., encounters.EVIDENCE] - 1
     assert evidence[..., 0].max() >= 2
     assert evidence[..., 1].abs().max() < 1e-12
 
@@ -333,7 +335,7 @@ def test_clients_with_the_same_classes_turn_out_similar():
     _, end = ends(two_kinds(), rounds=8, gan_steps=60)
     kind = torch.arange(10) >= 5
     same = (kind[:, None] == kind) & ~torch.eye(10, dtype=torch.bool)
-    gained = end.table[..., slfed._EVIDENCE] - 1
+    gained = end.table[..., encounters.EVIDENCE] - 1
     met = gained.sum(dim=2) > 0
     similarity = gained[..., 0] / gained.sum(dim=2)
     assert similarity[met & same].mean() > similarity[met & ~same].mean() + 0.4
@@ -388,7 +390,7 @@ def test_with_a_trusted_server_the_models_are_the_same_but_it_gets_to_see_them()
 
 def test_clipping_bounds_what_contributors_do():
     _, end = ends(federation(), rounds=1, topology="server", server_clip=0.01)
-    trained, sigma = numbers(end.last), end.table[..., slfed._SIGMA]
+    trained, sigma = numbers(end.last), end.table[..., encounters.SIGMA]
     weights = personal(sigma)
     moved = (numbers(end.model) - trained).norm(dim=1)
     assert (moved <= 0.01 * (1 - weights.diagonal()) + 1e-12).all()
@@ -405,7 +407,7 @@ def test_noise_is_as_large_as_the_largest_contribution_and_repeatable():
     ]
     quiet, noisy, again = (numbers(end.model) for end in runs)
     assert torch.equal(noisy, again)
-    weights = personal(runs[0].table[..., slfed._SIGMA])
+    weights = personal(runs[0].table[..., encounters.SIGMA])
     largest = (weights - torch.diag(weights.diagonal())).amax(dim=1)
     deviation = (noisy - quiet).std(dim=1)
     mixed = largest > 0
@@ -417,10 +419,10 @@ def test_noise_is_as_large_as_the_largest_contribution_and_repeatable():
 
 
 def test_samples_are_made_anew_every_few_rounds_and_then_seldom():
-    rounds = [slfed.last_refresh(number, 3) for number in range(1, 60)]
+    rounds = [last_refresh(number, 3) for number in range(1, 60)]
     assert sorted(set(rounds)) == [1, 4, 7, 10, 16, 28, 52]
     assert rounds[:7] == [1, 1, 1, 4, 4, 4, 7]
-    assert {slfed.last_refresh(number, 0) for number in range(1, 60)} == {1}
+    assert {last_refresh(number, 0) for number in range(1, 60)} == {1}
 
 
 def test_the_same_samples_are_shown_until_then():
@@ -472,7 +474,7 @@ def test_permuting_clients_permutes_the_result():
 @pytest.mark.parametrize("where", ["share", "respond"])
 def test_a_contributor_lost_during_the_exchange_costs_the_sums_it_is_in_and_nothing_else(where):
     _, whole = ends(federation(), rounds=1, rehearse=True)
-    sigma = whole.table[..., slfed._SIGMA]
+    sigma = whole.table[..., encounters.SIGMA]
     lost = int((sigma > 0).sum(dim=0).argmax())
     _, broken = ends(sealed(federation(), lost={str(lost): where}), rounds=1)
     hit = sigma[:, lost] > 0
@@ -486,8 +488,8 @@ def test_a_contributor_lost_during_the_exchange_costs_the_sums_it_is_in_and_noth
 
 def test_a_client_lost_before_is_not_met_and_not_chosen():
     _, end = ends(sealed(federation(), lost={"2": "judge"}), rounds=1)
-    assert (end.table[:, 2, slfed._EVIDENCE] == 1).all()
-    assert (end.table[:, 2, slfed._SIGMA] == 0).all()
+    assert (end.table[:, 2, encounters.EVIDENCE] == 1).all()
+    assert (end.table[:, 2, encounters.SIGMA] == 0).all()
     assert torch.equal(end.model.parameters[2], end.last.parameters[2])
 
 
@@ -498,7 +500,7 @@ def test_a_letter_lost_on_the_way_costs_that_encounter_and_nothing_else(subject)
     one = next(at for at in whole._engine.letters if at.subject == subject)
     sender, receiver = whole.names.index(one.sender), whole.names.index(one.receiver)
     _, missed = ends(sealed(federation(), never=[(one.sender, one.receiver, subject)]), rounds=1)
-    changed = (missed.table[..., slfed._EVIDENCE] != end.table[..., slfed._EVIDENCE]).any(dim=2)
+    changed = (missed.table[..., encounters.EVIDENCE] != end.table[..., encounters.EVIDENCE]).any(dim=2)
     # Without samples there are no counts to send back, and without either way there is no similarity.
     expected = {"samples": {(receiver, sender), (sender, receiver)}, "counts": {(receiver, sender)}, "opinions": set()}
     assert {tuple(place) for place in changed.nonzero().tolist()} == expected[subject]
@@ -515,7 +517,7 @@ def test_a_client_whose_training_fails_is_left_out_and_keeps_what_it_had():
     assert memory.known["model"][1:8].all()
     assert torch.isfinite(memory.values["model"].parameters[1:8]).all()
     table = torch.cat([memory.values[name] for name in memory if name.startswith("others")], dim=1)
-    assert (table[1:8, 0, slfed._EVIDENCE] == 1).all()
+    assert (table[1:8, 0, encounters.EVIDENCE] == 1).all()
 
 
 @pytest.mark.parametrize("options", [{"participation": 0.5}, {"participation": 0.01}, {"arrivals": {6: 3, 7: 99}}])
@@ -527,8 +529,8 @@ def test_not_everybody_has_to_be_there(options):
         assert sum(client["rounds_taken_part"] for client in result.clients) == 4 * max(1, int(8 * participation))
     if options:
         assert len(result.clients) == 7
-        assert (end.table[:, 7, slfed._EVIDENCE] == 1).all()
-        assert (end.table[:6, 6, slfed._EVIDENCE] > 1).any()
+        assert (end.table[:, 7, encounters.EVIDENCE] == 1).all()
+        assert (end.table[:6, 6, encounters.EVIDENCE] > 1).any()
 
 
 def test_clients_with_one_sample_or_one_class_take_part():
@@ -553,21 +555,21 @@ def test_what_a_client_notes_has_room_for_others_who_join_later():
     few = tuple(f"c{number}" for number in range(3))
     many = tuple(f"c{number}" for number in range(70))
     clients = world(mlp).clients()
-    table = slfed._recall(clients, few)
-    assert (table[:, :, slfed._OPINION] == trust.NOTHING).all()
+    table = encounters.recall(clients, few)
+    assert (table[:, :, encounters.OPINION] == trust.NOTHING).all()
     table[:, 1, 0] = 7.5
-    slfed._remember(clients, table)
+    encounters.remember(clients, table)
     memory = clients._memory
     memory.update(torch.arange(4), clients.kept)
     later = world(mlp).clients(memory=memory)
-    grown = slfed._recall(later, many)
-    assert grown.shape == (4, 70, len(slfed._STRANGER))
+    grown = encounters.recall(later, many)
+    assert grown.shape == (4, 70, len(encounters.STRANGER))
     assert (grown[:, 1, 0] == 7.5).all()
-    assert (grown[:, 3:, slfed._OPINION] == trust.NOTHING).all()
+    assert (grown[:, 3:, encounters.OPINION] == trust.NOTHING).all()
     grown[:, 69, 0] = 3.5
-    slfed._remember(later, grown)
+    encounters.remember(later, grown)
     memory.update(torch.arange(4), later.kept)
-    assert (slfed._recall(world(mlp).clients(memory=memory), many)[:, 69, 0] == 3.5).all()
+    assert (encounters.recall(world(mlp).clients(memory=memory), many)[:, 69, 0] == 3.5).all()
 
 
 @pytest.mark.parametrize(

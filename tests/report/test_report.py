@@ -129,8 +129,8 @@ def test_costs_are_those_of_the_ledger(folder, text):
 def test_the_page_says_what_clients_give_away(text):
     said = html.unescape(text)
     assert "cafa: A client gives away its label histogram to the server" in said
-    assert "slfed: it sends whether training went well, predicted classes of synthetic samples" in said
-    assert "local: nothing: it sends nothing." in said
+    assert "slfed: A client gives away weak synthetic samples and predicted classes to those it meets" in said
+    assert "local: A client gives away nothing but whether its training went well." in said
 
 
 def test_settings_are_complete_and_folded(text):

@@ -10,6 +10,7 @@ import coterie
 from coterie.data import Split
 from coterie.nets.stacks import Models
 from coterie.server.federation import Federation
+from coterie.server.fitting import Noted
 
 
 def uneven(clients: int = 6, net="mlp", **options) -> Federation:
@@ -101,3 +102,8 @@ def lost(fed: Federation, *clients: int) -> Federation:
 
     fed._engine.run = partly
     return fed
+
+
+def state_of(outcome):
+    """The state that a method gave, perhaps with what it noted beside it."""
+    return outcome.state if isinstance(outcome, Noted) else outcome

@@ -46,7 +46,8 @@ def show_methods(
         _list(("method", "what it does"), [(key, first_line(methods[key])) for key in methods])
     else:
         known = about(name)
-        _describe(name, [known.summary, known.text], (*known.own, *known.common), sections=_sections(known))
+        told = f"**What travels:** {known.sends}.\n\n**What a client gives away:** {known.gives_away}."
+        _describe(name, [known.summary, known.text, told], (*known.own, *known.common), sections=_sections(known))
 
 
 def _sections(known: About) -> dict[str, Sequence[tuple[str, str]]]:

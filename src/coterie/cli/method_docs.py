@@ -27,7 +27,11 @@ class About:
     summary: str
     """The idea in a line, with the reference."""
     text: str
-    """The idea, the sources of its equations, its symbols, what it sends and what a client gives away."""
+    """The idea, the sources of its equations, and its symbols."""
+    sends: str
+    """What travels."""
+    gives_away: str
+    """What others learn of a client."""
     steps: tuple[tuple[str, str], ...]
     """What happens before the first round, in a round, and when clients predict."""
     programs: tuple[tuple[str, str], ...]
@@ -49,6 +53,8 @@ def about(name: str) -> About:
         name,
         summary,
         "\n\n".join(text for text in (rest.strip(), inspect.getdoc(sys.modules[cls.__module__])) if text),
+        cls.sends,
+        cls.gives_away,
         tuple((step, first_line(getattr(cls, step))) for step in ("begin", "round", "serve")),
         tuple((_call(made), first_line(made)) for made in _programs(cls)),
         tuple(option for option in methods.options(name) if option not in common),
@@ -100,6 +106,8 @@ def page(name: str) -> str:
         f"# {name}",
         known.summary,
         known.text,
+        f"**What travels:** {known.sends}.",
+        f"**What a client gives away:** {known.gives_away}.",
         "## What happens",
         _table(("when", "what"), [(steps[step], said) for step, said in known.steps]),
     ]

@@ -19,7 +19,7 @@ from coterie.clients.letters import Letter
 from coterie.core.errors import CoterieError
 from coterie.nets.stacks import Models
 
-__all__ = ["Mode", "ask", "flat", "received", "send_shares", "send_sums", "traffic"]
+__all__ = ["Mode", "ask", "can_be_shared", "flat", "mixed", "received", "send_shares", "send_sums", "traffic"]
 
 Mode = Literal["additive", "scalar", "none"]
 
@@ -89,6 +89,24 @@ def traffic(contributors: int, numbers: int, mode: Mode, itemsize: int) -> Mappi
     size = numbers * (itemsize if mode == "none" else 8)
     shares = 0 if mode == "none" else contributors * (contributors - 1)
     return {"request": contributors * listed, "share": shares * (listed + size), "sum": contributors * size}
+
+
+def can_be_shared(models: Models) -> Tensor:
+    """Whether models [client] are of numbers that are small enough for shares."""
+    return torch.cat(models.tensors, dim=1).abs().amax(dim=1) <= sharing.LARGEST
+
+
+def mixed(clients: Clients, names: Names, own: Models, weights: Tensor) -> Models:
+    """Each client's own model, mixed with the sum that it asked for with these weights [client, other].
+
+    The own one counts for 1. A client whose sum is not complete keeps its own.
+    """
+    numbers = flat(own)
+    for row, given in enumerate(weights):
+        if (total := received(clients, row, names, given)) is not None:
+            numbers[row] = (numbers[row] + total) / (1 + given.sum())
+    parts = numbers.to(own.parameters).split([tensor.shape[1] for tensor in own.tensors], dim=1)
+    return Models(own.net, *parts)
 
 
 def flat(models: Models) -> Tensor:

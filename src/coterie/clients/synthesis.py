@@ -21,7 +21,7 @@ from coterie.nets.stacks import Models
 from coterie.training.local import LocalTraining
 from coterie.training.loop import Batch, LocalModel
 
-__all__ = ["adversarial", "class_counts", "gan_net", "packed", "synthetic", "unpacked"]
+__all__ = ["adversarial", "class_counts", "gan_net", "last_refresh", "packed", "synthetic", "unpacked"]
 
 _LATENT = 32
 """Numbers that the generator makes a sample from."""
@@ -96,6 +96,16 @@ def synthetic(clients: Clients, training: LocalTraining, count: int, since: int)
     return clients.state("shown"), clients.state("bounds")
 
 
+def last_refresh(round: int, every: int) -> int:  # noqa: A002
+    """The last round so far in which synthetic samples are made anew: 1, then three times `every` rounds later, and
+    then after twice as many rounds each time."""
+    last, made = 1, 1
+    while every and last + every <= round:
+        last, made = last + every, made + 1
+        every *= 2 if made > 3 else 1
+    return last
+
+
 def _trained(clients: Clients, training: LocalTraining, due: Tensor) -> Tensor:
     """The clients' GANs [client, parameter], with some more training for those who are due."""
     net = gan_net(clients.net.shape, clients.net.device, clients.net.dtype)
@@ -132,7 +142,11 @@ def unpacked(samples: Tensor, bounds: Tensor) -> Tensor:
     return low.reshape(spread) + samples.to(bounds.dtype) * ((high - low) / _LEVELS).reshape(spread)
 
 
-def class_counts(clients: Clients, models: Models, samples: Tensor) -> Tensor:
-    """How often the clients' models predict each class for samples [client, row, ...]: [client, class], on the host."""
-    predicted = clients.predict(models, samples.to(clients.net.device)).argmax(dim=2).cpu()
+def class_counts(clients: Clients, models: Models, samples: Tensor, bounds: Tensor) -> Tensor:
+    """How often the clients' models predict each class for packed samples [client, row, ...]: [client, class].
+
+    They are unpacked where the models are: there are many. The counts lie on the host.
+    """
+    device = clients.net.device
+    predicted = clients.predict(models, unpacked(samples.to(device), bounds.to(device))).argmax(dim=2).cpu()
     return F.one_hot(predicted, clients.net.classes).sum(dim=1)

@@ -18,6 +18,7 @@ records: dict[str, type] = {}
 _LASTING = {
     "coterie.clients.programs": "coterie.programs",
     "coterie.clients.letters": "coterie.letters",
+    "coterie.moves.encounters": "coterie.methods.slfed",
     "coterie.moves.pacing": "coterie.adjustment",
     "coterie.server.clusters": "coterie.clusters",
     "coterie.server.scoring": "coterie.scoring",

@@ -12,9 +12,6 @@ cluster.
 | omega'_m, M | a client's last layer, the distances between them (Eq. 6) |
 | tau_m, P_m1 | the widest gap in a sorted row of M, and who is before it: `grouping.vote` |
 
-**Sends** a model each way, a number of epochs down and a loss up. **A client gives away** its model and its loss; from
-models the server learns whose data is alike.
-
 Where the paper is open or wrong:
 - Eq. 3 subtracts the clients' updates: a sign error.
 - Three descriptions of when to stop adjusting. The variance of cumulative losses, being of sums, nearly always rises at
@@ -31,9 +28,9 @@ Where the paper is open or wrong:
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,8 +42,8 @@ from coterie.moves import evidence, grouping, pacing
 from coterie.moves.pacing import Pace, train_for
 from coterie.nets.stacks import Models
 from coterie.server.clusters import Clusters
-from coterie.server.federation import Federation, Replies
-from coterie.server.method import Method, method
+from coterie.server.federation import Federation
+from coterie.server.method import Method, Noted, method
 from coterie.server.serving import Served
 
 __all__ = ["AutoCFL"]
@@ -63,15 +60,14 @@ class State:
     """The model from which clients trained when they were clustered."""
     heads: Tensor | None = None
     """The mean last layer of each cluster then, [cluster, p]."""
-    distance: Tensor | None = None
-    """M of the last round in which all trained from one model, between those that answered, for figures alone."""
-    compared: Tensor | None = None
-    """Who these are, [client]."""
 
 
 @method("autocfl")
 class AutoCFL(Method):
     """Clusters by weighted voting over last layers, after lagging clients caught up. (Gong et al., IEEE TBD 2024)"""
+
+    sends = "a model each way, a number of epochs down and a loss up"
+    gives_away = "its trained model and its loss; from models the server learns whose data is alike"
 
     adjust: bool = True
     """Give clients that lag behind more epochs before clustering; without it all train alike (the paper's ablation)."""
@@ -111,60 +107,48 @@ class AutoCFL(Method):
         """A fresh model in one cluster of all clients, and the same number of epochs for everybody."""
         return State(pacing.begin(len(fed.names), self.epochs), Clusters.one(fed.new_model(), fed))
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: State) -> State | Noted:
         """One model for all, until losses say that clients can be clustered; then FedAvg inside every cluster."""
         pace = pacing.grown(state.pace, len(fed.names), self.epochs)
         if state.origin is None:
             return self._adjusting(fed, state.clusters.models[0], pace)
-        cohort = np.union1d(state.clusters.sample(fed, self.participation), state.clusters.missing(fed))
-        epochs = pace.epochs[cohort]
-        if not self.keep_epochs:
-            epochs = torch.full_like(epochs, self.epochs)
-        replies = self._train(fed, cohort, state.clusters.start(fed, cohort, otherwise=state.origin), epochs)
+        cohort = state.clusters.cohort(fed, self.participation)
+        epochs = pace.epochs[cohort] if self.keep_epochs else torch.full((len(cohort),), self.epochs)
+        start = state.clusters.start(fed, cohort, otherwise=state.origin)
+        replies = fed.run(train_for, cohort, each={"start": start, "epochs": epochs}, local=self.local)
         clusters = state.clusters.averaged(fed, replies)
-        return replace(state, pace=pace, clusters=self._joined(fed, state, clusters, replies))
+        return replace(state, pace=pace, clusters=clusters.placed(fed, replies, partial(_nearest, state)))
 
-    def _adjusting(self, fed: Federation, model: Models, pace: Pace) -> State:
+    def _adjusting(self, fed: Federation, model: Models, pace: Pace) -> Noted:
         """All clients train from one model; they are clustered, or their epochs adjusted."""
-        replies = self._train(fed, fed.clients, model, pace.epochs[fed.clients])
+        inputs = {"start": model, "epochs": pace.epochs[fed.clients]}
+        replies = fed.run(train_for, fed.clients, each=inputs, local=self.local)
         pace = pacing.observed(pace, replies.clients, replies.loss)
-        distance = evidence.weight_distance(replies.model, layer="last")
-        seen = torch.from_numpy(distance), torch.from_numpy(replies.clients)
+        distance = evidence.weight_distance(replies.model, layer="last")  # M
+        noted = {"distance": everywhere(distance, replies.clients, len(fed.names))}
         if self._ready(fed.round, pace):
             found = grouping.vote(distance, replies.samples, weighted=self.weighted, guard=self.guard)
             clusters = Clusters.found(fed, replies, found)
-            return State(pace, clusters, model, clusters.models.part("head"), *seen)
+            return Noted(State(pace, clusters, model, clusters.models.part("head")), noted)
         if self.adjust:
             pace = pacing.adjusted(pace, fed.sizes, self.growth, self.capped)
-        return State(pace, Clusters.one(replies.average(), fed), None, None, *seen)
+        return Noted(State(pace, Clusters.one(replies.average(), fed)), noted)
 
     def _ready(self, number: int, pace: Pace) -> bool:
         if self.stop == "round":
             return number >= self.cluster_round
         return pacing.rises(pace) or number >= self.last_round
 
-    def _joined(self, fed: Federation, state: State, clusters: Clusters, replies: Replies) -> Clusters:
-        """The clusters with those that trained from the model before clustering because they were in none."""
-        late = (clusters.of(fed)[replies.clients] < 0).nonzero()[:, 0]
-        if not len(late):
-            return clusters
-        assert state.heads is not None
-        heads = replies.model.part("head")[late.to(state.heads.device)]
-        nearest = torch.cdist(heads.double(), state.heads.double()).argmin(dim=1)
-        return clusters.joined(fed, replies.clients[late], nearest.cpu())
-
-    def _train(self, fed: Federation, clients: np.ndarray, start: Models, epochs: Tensor) -> Replies:
-        """Let clients train from one model, or from one each [client], for so many epochs [client]."""
-        shared, each = ({}, {"start": start}) if start.shape else ({"start": start}, {})
-        return fed.run(train_for, clients, shared=shared, each={**each, "epochs": epochs}, local=self.local)
-
     def serve(self, fed: Federation, state: State) -> Served:
         """The model of each client's cluster; one that has none yet gets the model from before there were clusters."""
         return state.clusters.serve(fed, otherwise=state.origin)
 
     def insight(self, fed: Federation, state: State) -> Mapping[str, Any]:
-        """The distances of last layers, and what adjusting epochs rests on."""
-        found: dict[str, Any] = (
-            {} if state.distance is None else {"distance": everywhere(state.distance, state.compared, len(fed.names))}
-        )
-        return found | pacing.insight(state.pace) | {"clusters": state.clusters.of(fed)}
+        """What adjusting epochs rests on, and the clusters."""
+        return pacing.insight(state.pace) | {"clusters": state.clusters.of(fed)}
+
+
+def _nearest(state: State, sent: Models) -> Tensor:
+    """The cluster whose mean last layer is nearest to that of each model, [model]."""
+    assert state.heads is not None
+    return torch.cdist(sent.part("head").double(), state.heads.double()).argmin(dim=1)

@@ -9,12 +9,9 @@ on its validation data, and who is right more often counts for more.
 |---|---|
 | v_i | `State.counts` over their sum: the shares of classes (Eqs. 1 and 2) |
 | k, C_j | the clusters of k-means, k by the silhouette or `clusters` (Eqs. 3 to 6): `State.labels` |
-| C_IID | the largest cluster: `State.iid` (Eq. 7); it is reported, and enters no weight |
+| C_IID | the largest cluster (Eq. 7), which passes for IID; it is reported, and enters no weight |
 | w^K, w^A | the share of a client's cluster (Eq. 8), its model's share of accuracy (Eqs. 9 and 10) |
 | S_j | a client's validation samples |
-
-**Sends** a label histogram up, once, and in a round of m clients m models down, m up and m (m - 1) between them.
-**A client gives away** its label histogram to the server, and its model to every other client of the round.
 
 Where the paper is open:
 - Section III-B tests a model on the other clients; Algorithm 1 and the authors' code include its own. So do we.
@@ -30,21 +27,19 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from coterie.clients.clients import Clients
 from coterie.clients.letters import Letter
 from coterie.clients.programs import Outputs, evaluate, label_histogram, program, train
-from coterie.core.errors import NoAnswerError
 from coterie.core.fields import Count
 from coterie.core.records import state
-from coterie.moves import evidence, grouping, mixing, sampling
+from coterie.moves import evidence, grouping, mixing
 from coterie.moves.grouping import Grouping, Silhouette
 from coterie.nets.stacks import Models
 from coterie.server import serving
 from coterie.server.federation import Federation, Replies
-from coterie.server.method import Method, method
+from coterie.server.method import Method, Noted, method
 from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
@@ -60,17 +55,14 @@ class State:
     """How often each client has each label, [client, class]; all 0 for those not asked yet."""
     labels: Tensor
     """Each client's cluster, [client]; -1 for those that are in none yet."""
-    iid: Tensor
-    """Whether a client is in the largest cluster, which passes for IID, [client]."""
-    silhouettes: tuple[float, ...] = ()
-    """The mean silhouette for 2, 3 ... clusters, if it has decided, for figures alone."""
-    weights: Tensor | None = None
-    """What each client counted for in the last round, [client], for figures alone."""
 
 
 @method("cafa")
 class CAFA(Method):
     """One model, clients weighted by label clusters and by accuracy on each other's data. (Zhang et al., EuCNC 2025)"""
+
+    sends = "a label histogram up, once; in a round of m clients m models down, m up and m (m - 1) between them"
+    gives_away = "its label histogram to the server, and its trained model to the server and every client of the round"
 
     stages: Literal["both", "cbcc", "abfa"] = "both"
     """What weighs clients: their cluster (`cbcc`), their model's accuracy (`abfa`), or both, which is CAFA."""
@@ -84,40 +76,35 @@ class CAFA(Method):
 
     def begin(self, fed: Federation) -> State:
         """A fresh model; nobody has been asked for labels."""
-        clients = len(fed.names)
-        none = torch.zeros(clients, fed.net.classes, dtype=torch.int64)
-        return State(fed.new_model(), none, torch.full((clients,), -1), torch.zeros(clients, dtype=torch.bool))
+        nobody = torch.empty(0, fed.net.classes, dtype=torch.int64)
+        return State(fed.new_model(), fed.grown(nobody), torch.full((len(fed.names),), -1))
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: State) -> Noted:
         """Cluster whoever is new, let the cohort train and judge each other's models, and mix them."""
+        findings: dict[str, Any] = {}
         if self.stages != "abfa":
-            state = self._classified(fed, state)
+            state, findings = self._classified(fed, state)
         replies = self._trained(fed, state, self._cohort(fed, state))
         weights = mixing.cafa_weights(self._cluster_sizes(state, replies), *self._judged(fed, replies))
-        counted = torch.zeros(len(fed.names), dtype=torch.float64)
-        counted[replies.clients] = weights[0]
-        return replace(state, model=(weights @ replies.model)[0], weights=counted)  # Eq. 11
+        findings["weights"] = fed.updated(weights.new_zeros(0), replies.clients, weights[0])
+        return Noted(replace(state, model=(weights @ replies.model)[0]), findings)  # Eq. 11
 
-    def _classified(self, fed: Federation, state: State) -> State:
-        """CBCC: everybody's cluster, anew if somebody is new (Section III-A)."""
-        more = len(fed.names) - len(state.counts)
-        counts = F.pad(state.counts, (0, 0, 0, more)).clone()
-        labels, iid = F.pad(state.labels, (0, more), value=-1).clone(), F.pad(state.iid, (0, more)).clone()
-        silhouettes = state.silhouettes
-        new = fed.clients[(labels[fed.clients] < 0).numpy()]
-        if len(new):
-            try:
-                replies = fed.run(label_histogram, new)
-            except NoAnswerError:  # they are asked again in the next round; the others can do without them
-                return replace(state, counts=counts, labels=labels, iid=iid)
-            counts[replies.clients] = replies.label_histogram.cpu()
-            known = counts.sum(dim=1) > 0
-            shares = evidence.label_shares(counts[known])
-            found = self._clusters(shares, fed.seed)
-            silhouettes = tuple(found.scores.values()) if isinstance(found, Silhouette) else ()
-            labels[known] = torch.from_numpy(found.labels)
-            iid[known] = torch.from_numpy(grouping.largest_group(found.labels, shares).matrix[0])
-        return replace(state, counts=counts, labels=labels, iid=iid, silhouettes=silhouettes)
+    def _classified(self, fed: Federation, state: State) -> tuple[State, dict[str, Any]]:
+        """CBCC: everybody's cluster, anew if somebody is new (Section III-A); and what it rests on."""
+        counts, labels = fed.grown(state.counts), fed.grown(state.labels, -1)
+        replies = fed.ask(label_histogram, fed.unplaced(labels))
+        if replies is None:
+            return replace(state, counts=counts, labels=labels), {}
+        counts = fed.updated(counts, replies.clients, replies.label_histogram)
+        known = (counts.sum(dim=1) > 0).nonzero()[:, 0].numpy()
+        shares = evidence.label_shares(counts[known])
+        found = self._clusters(shares, fed.seed)
+        labels = fed.updated(labels, known, found.labels)
+        largest = grouping.largest_group(found.labels, shares).matrix[0]
+        findings = {"iid": fed.updated(torch.zeros(0, dtype=torch.bool), known, largest)}
+        if isinstance(found, Silhouette):
+            findings["silhouette"] = list(enumerate(found.scores.values(), start=2))
+        return replace(state, counts=counts, labels=labels), findings
 
     def _clusters(self, shares: np.ndarray, seed: int) -> Grouping:
         if self.clusters is None:
@@ -126,11 +113,8 @@ class CAFA(Method):
 
     def _cohort(self, fed: Federation, state: State) -> np.ndarray:
         """A share of the clients that are there and, where clusters count, in one."""
-        present = fed.clients
-        if self.stages != "abfa":
-            present = present[(state.labels[present] >= 0).numpy()]
-        count = sampling.cohort_size(self.participation, len(present))
-        return sampling.uniform(present, count, fed.generator("sample"))
+        there = fed.clients if self.stages == "abfa" else np.setdiff1d(fed.clients, fed.unplaced(state.labels))
+        return fed.sample(self.participation, among=there)
 
     def _trained(self, fed: Federation, state: State, cohort: np.ndarray) -> Replies:
         if self.stages == "cbcc" or self.sharing == "server":
@@ -171,14 +155,10 @@ class CAFA(Method):
         return serving.one(state.model, len(fed.names))
 
     def insight(self, fed: Federation, state: State) -> Mapping[str, Any]:
-        """What clusters rest on, and what clients counted for."""
-        found: dict[str, Any] = {} if state.weights is None else {"weights": state.weights}
-        if self.stages != "abfa":
-            known = state.counts.sum(dim=1, keepdim=True)
-            found |= {"label_shares": state.counts / known, "clusters": state.labels, "iid": state.iid}
-        if state.silhouettes:
-            found["silhouette"] = list(enumerate(state.silhouettes, start=2))
-        return found
+        """The clusters, and the shares of labels that they rest on."""
+        if self.stages == "abfa":
+            return {}
+        return {"label_shares": state.counts / state.counts.sum(dim=1, keepdim=True), "clusters": state.labels}
 
 
 @program(letters=True)
@@ -209,5 +189,4 @@ def judge(clients: Clients, senders: Sequence[str]) -> Outputs:
 
 
 def _model(clients: Clients, letter: Letter) -> Models:
-    device = clients.net.device
-    return Models(clients.net, letter.content["parameters"].to(device), letter.content["buffers"].to(device))
+    return Models(clients.net, letter.content["parameters"], letter.content["buffers"]).to(clients.net.device)

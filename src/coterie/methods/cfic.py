@@ -12,9 +12,6 @@ of them, and goes on in the direction to which the clusters' models point, with 
 | g_i, n_i | the mean model of a cluster's clients in the cohort, by samples, and how many samples that are |
 | h, alpha, beta | `State.correction`, `inertia`, `strength` (Eq. 4) |
 
-**Sends** as much as FedAvg, and once an integer per client. **A client gives away** its model and its dominant label,
-which it works out itself; the histogram stays with it.
-
 Where the paper is open or wrong:
 - Eq. 2 takes logarithms of deviations: 0 gives NaN, and with two classes every client would be alike. What it orders by
   is the largest deviation, and that is what we compute; ties go to the label that is over-represented.
@@ -32,12 +29,10 @@ from typing import Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program, train
-from coterie.core.errors import NoAnswerError
 from coterie.core.fields import Fraction, NonNegative
 from coterie.core.records import state
 from coterie.moves import evidence, grouping, mixing, sampling, server_steps
@@ -65,6 +60,9 @@ class State:
 @method("cfic")
 class CFIC(Method):
     """A cohort from every label cluster, and momentum in the direction of the clusters. (Yang et al., CMC 2025)"""
+
+    sends = "a model each way, and once an integer per client"
+    gives_away = "its trained model and its dominant label, which it works out itself; the histogram stays with it"
 
     stratify: bool = True
     """Take clients from every cluster; without it the cohort is drawn uniformly (the paper's ablation of IS)."""
@@ -107,15 +105,9 @@ class CFIC(Method):
 
     def _asked(self, fed: Federation, labels: Tensor, clients: np.ndarray) -> Tensor:
         """The table with the labels of these clients: only those that are new to it are asked."""
-        labels = F.pad(labels.clone(), (0, len(fed.names) - len(labels)), value=-1)
-        new = clients[(labels[clients] < 0).numpy()]
-        if len(new):
-            try:
-                replies = fed.run(dominant_label, new)
-            except NoAnswerError:  # they are asked again in the next round; the others can do without them
-                return labels
-            labels[replies.clients] = replies.dominant_label.cpu()
-        return labels
+        labels = fed.grown(labels, -1)
+        replies = fed.ask(dominant_label, clients[(labels[clients] < 0).numpy()])
+        return labels if replies is None else fed.updated(labels, replies.clients, replies.dominant_label)
 
     def _cohort(self, fed: Federation, labels: Tensor) -> np.ndarray:
         if not self.stratify:

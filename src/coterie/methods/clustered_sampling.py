@@ -16,21 +16,18 @@ changes are (algorithm 2); for the latter the server remembers the last change o
 Two differences from the public code: a client that was never drawn has no change yet, so it is at a right angle to
 those that have, where the code makes it identical to everyone; and Ward's tree is built from the distances, where the
 code takes the rows of their matrix for coordinates.
-
-What crosses is what crosses in FedAvg; by similarity the server also learns whose changes are alike.
 """
 
 from typing import Literal
 
 import numpy as np
-import torch
 
 from coterie.clients.programs import train
 from coterie.core.records import state
 from coterie.moves import mixing, sampling
 from coterie.nets.stacks import Changes, Models, angles
 from coterie.server import serving
-from coterie.server.federation import Federation, Replies
+from coterie.server.federation import Federation
 from coterie.server.method import Method, method
 from coterie.server.serving import Served
 
@@ -49,21 +46,26 @@ class State:
 class ClusteredSampling(Method):
     """FedAvg with one draw from each cluster of clients, by size or similarity. (Fraboni et al., ICML 2021)"""
 
+    sends = "a model each way"
+    gives_away = "its trained model, and once, when it joins, its number of samples; by similarity, who it is like"
+
     by: Literal["size", "similarity"] = "size"
     """Clients share a draw with others of like size (algorithm 1), or with those whose changes are alike (2)."""
 
     def begin(self, fed: Federation) -> State:
         """Start from a fresh model; nobody has changed it yet."""
         model = fed.new_model()
-        return State(model, None if self.by == "size" else _longer(model.zeros().expand(1), len(fed.names)))
+        return State(model, None if self.by == "size" else fed.grown(model.zeros().expand(0)))
 
     def round(self, fed: Federation, state: State) -> State:
         """Draw clients, let each train once, and take the mean of the draws."""
         counts = self._drawn(fed, state)
         replies = fed.run(train, np.flatnonzero(counts), shared=state.model, local=self.local)
         weights = mixing.by_samples(counts[replies.clients])
-        model = (weights @ replies.model)[0]
-        return State(model, self._remembered(fed, state, replies))
+        changes = state.changes
+        if changes is not None:
+            changes = fed.updated(changes, replies.clients, replies.model - state.model)
+        return State((weights @ replies.model)[0], changes)
 
     def _drawn(self, fed: Federation, state: State) -> np.ndarray:
         """How often each client is drawn in this round, [client]."""
@@ -73,26 +75,12 @@ class ClusteredSampling(Method):
         if state.changes is None:
             chances = sampling.chances_by_size(sizes, draws)
         else:
-            changes = _longer(state.changes, len(fed.names))
-            distances = angles(changes.parameters[torch.from_numpy(present)])
-            chances = sampling.chances_by_similarity(sizes, draws, distances.cpu().numpy())
+            changes = fed.grown(state.changes)[present]
+            chances = sampling.chances_by_similarity(sizes, draws, angles(changes.parameters).cpu().numpy())
         counts = np.zeros(len(fed.names), dtype=np.int64)
         counts[present] = sampling.draw(chances, fed.generator("sample"))
         return counts
 
-    def _remembered(self, fed: Federation, state: State, replies: Replies) -> Changes | None:
-        if state.changes is None:
-            return None
-        rows = _longer(state.changes, len(fed.names)).parameters.clone()
-        rows[torch.from_numpy(replies.clients)] = (replies.model - state.model).parameters
-        return Changes(fed.net, rows)
-
     def serve(self, fed: Federation, state: State) -> Served:
         """The one model."""
         return serving.one(state.model, len(fed.names))
-
-
-def _longer(changes: Changes, clients: int) -> Changes:
-    """The changes with zeros for clients that have joined since."""
-    more = torch.zeros_like(changes.parameters[:1]).expand(clients - len(changes), -1)
-    return Changes.cat([changes, Changes(changes.net, more)])

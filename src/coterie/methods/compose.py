@@ -21,40 +21,25 @@ made of:
 | mixing | `samples`, `uniform` | members count by their samples, or alike |
 | | `similarity` | for each client its own mix of its group, by similarity (SLFed Eq. 19) |
 
-Distances are 1 - similarity, and features are the shares of labels, or a client's distances to all others.
-
-What is sent: a model each way per client and round, and a label histogram with every comparison by `labels`. A client
-gives away its trained model, and with `labels` how many samples of each label it has. A client that was not there when
-groups were made is sent all models, chooses the one that fits its validation data best, and joins that group.
+`coterie.moves.composing` puts evidence and groupings together. A client that was not there when groups were made is
+sent all models, chooses the one that fits its validation data best, and joins that group.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from coterie.clients.programs import choose, label_histogram, train
 from coterie.core.errors import SettingsError
 from coterie.core.fields import Count, at_least, within
 from coterie.core.records import state
-from coterie.moves.evidence import dominant_label, inference_similarity, label_shares, update_cosine, weight_distance
-from coterie.moves.grouping import (
-    Grouping,
-    bipartition,
-    by_key,
-    dbscan,
-    density,
-    kmeans,
-    kmeans_silhouette,
-    linkage,
-    neighbourhoods,
-    vote,
-)
+from coterie.moves import composing
+from coterie.moves.composing import Alike
 from coterie.moves.mixing import personal
-from coterie.nets.stacks import Models, distances
+from coterie.nets.stacks import Models
 from coterie.server import serving
 from coterie.server.federation import Federation, Replies
 from coterie.server.method import Method, method
@@ -74,18 +59,12 @@ class State:
     """What a client's model counts for in a group's, [group, client]."""
 
 
-class Alike(NamedTuple):
-    """How alike clients are."""
-
-    similarity: np.ndarray
-    """From 0 to 1, [client, client]."""
-    features: np.ndarray
-    """[client, feature]."""
-
-
 @method("compose")
 class Compose(Method):
     """Any evidence with any grouping and any mixing, which need not be from the same paper."""
+
+    sends = "a model each way, and a label histogram up with every comparison by labels"
+    gives_away = "its trained model, and with the evidence `labels` how many samples of each label it has"
 
     evidence: Literal["labels", "weights", "updates", "inference"] = "weights"
     """What clients are compared by."""
@@ -152,107 +131,57 @@ class Compose(Method):
 
     def round(self, fed: Federation, state: State) -> State:
         """Train the groups' models and mix them; in a round for that, compare everybody and make groups first."""
-        since = fed.round - self.group_round
-        grouping_now = since == 0 or (since > 0 and self.regroup > 0 and since % self.regroup == 0)
-        state = self.placed(fed, state)
-        cohort = fed.clients if grouping_now else fed.sample(self.participation)
-        cohort = cohort[(state.home[cohort] >= 0).numpy()]
+        due, state = fed.is_due(self.group_round, self.regroup), self._placed(fed, state)
+        cohort = np.setdiff1d(fed.clients if due else fed.sample(self.participation), fed.unplaced(state.home))
         if not len(cohort):
             return state
-        counts = None
-        if grouping_now and self.evidence == "labels":
+        counts = torch.zeros(0)
+        if due and self.evidence == "labels":
             histograms = fed.run(label_histogram, cohort)
             cohort, counts = histograms.clients, histograms.label_histogram
         start = state.models[state.home[cohort]]
         replies = fed.run(train, cohort, each=start, local=self.local)
-        if grouping_now:
-            answered = np.isin(cohort, replies.clients)
-            alike = self.compared(fed, replies, start[answered], None if counts is None else counts[answered])
-            state = self.grouped(fed, replies, alike)
+        if due:
+            answered = torch.from_numpy(np.isin(cohort, replies.clients))
+            alike = self._compared(fed, replies, start[answered], counts[answered] if len(counts) else counts)
+            state = self._grouped(fed, replies, alike)
         weights = state.weights[:, replies.clients]
         weights = weights * replies.samples if self.mixing == "samples" else weights
         return State(replies.mixed(weights, state.models), state.home, state.weights)
 
-    def placed(self, fed: Federation, state: State) -> State:
+    def _placed(self, fed: Federation, state: State) -> State:
         """The state with a place for every client: one that has come since groups were made chooses the best."""
-        more = len(fed.names) - len(state.home)
-        only = len(state.models) == 1
-        home, weights = F.pad(state.home, (0, more), value=-1), F.pad(state.weights, (0, more))
-        new = fed.clients[(home[fed.clients] < 0).numpy()]
-        if only:
-            choice = torch.zeros(len(new), dtype=torch.int64)
-        elif len(new):
+        home, weights = fed.grown(state.home, -1), fed.grown(state.weights, axis=1).clone()
+        new = fed.unplaced(home)
+        choice = torch.zeros(len(new), dtype=torch.int64)
+        if len(new) and len(state.models) > 1:
             replies = fed.run(choose, new, shared=state.models, on="validation")
             new, choice = replies.clients, replies.choice.cpu()
-        if len(new):
-            home[new] = choice
-            weights[choice, new] = weights.max(dim=1).values[choice]  # as much as the weightiest member
-        return State(state.models, home, weights)
+        weights[choice, new] = weights.max(dim=1).values[choice]  # as much as the weightiest member
+        return State(state.models, fed.updated(home, new, choice), weights)
 
-    def compared(self, fed: Federation, replies: Replies, start: Models, counts: Tensor | None) -> Alike:
+    def _compared(self, fed: Federation, replies: Replies, start: Models, counts: Tensor) -> Alike:
         """How alike the clients are that answered."""
-        if counts is not None:
-            shares = label_shares(counts)
-            return Alike(1 - distances(torch.from_numpy(shares)).numpy() / np.sqrt(2), shares)
-        if self.evidence == "weights":
-            distance = weight_distance(replies.model, self.layer)
-            similarity = 1 - distance / (distance.max() or 1)
-        elif self.evidence == "updates":
-            similarity = (1 + update_cosine(replies.model - start)) / 2
-            np.fill_diagonal(similarity, 1)
-        else:
-            outputs = fed.server.predict(replies.model)
-            hard = self.predictions == "hard"
-            similarity = inference_similarity(outputs.argmax(dim=-1) if hard else outputs.softmax(dim=-1))
-        return Alike(similarity, 1 - similarity)
-
-    def grouped(self, fed: Federation, replies: Replies, alike: Alike) -> State:
-        """Groups of the clients that answered, each with a member's model until they are mixed."""
-        groups = self.grouping_of(alike, replies.samples, fed.seed)
-        if groups.disjoint:
-            home = groups.labels
-        else:  # a neighbourhood around every client, some of which may be the same
-            groups, around = groups.distinct(), groups.matrix
-            home = (groups.matrix[:, None] == around[None]).all(axis=-1).argmax(axis=0)
-        if self.mixing == "similarity":
-            weights = personal(alike.similarity * groups.matrix[home])
-            home = np.arange(len(home))
-        else:
-            weights = torch.from_numpy(groups.matrix).double()
-        everywhere = torch.zeros(len(weights), len(fed.names), dtype=torch.float64)
-        everywhere[:, replies.clients] = weights
-        homes = torch.full((len(fed.names),), -1)
-        homes[replies.clients] = torch.from_numpy(home)
-        return State(replies.model[weights.argmax(dim=1)], homes, everywhere)
-
-    def grouping_of(self, alike: Alike, samples: Tensor, seed: int) -> Grouping:
-        """The groups that a move makes of the evidence."""
-        similarity, features = alike
-        distance = 1 - similarity
-        apart = 1 - self.threshold
-        match self.grouping:
-            case "one":
-                return Grouping(np.ones((1, len(distance)), dtype=bool))
-            case "key":
-                return by_key(dominant_label(features))
-            case "vote":
-                return vote(distance, samples, self.weighted, self.guard)
-            case "neighbourhoods":
-                return neighbourhoods(similarity, self.threshold)
-            case "linkage" if self.clusters is not None:
-                return linkage(distance, groups=self.clusters, method=self.linkage)
-            case "linkage":
-                return linkage(distance, apart, method=self.linkage)
-            case "bipartition":
-                return bipartition(similarity)
-            case "kmeans":
-                return kmeans(features, self.clusters or 1, seed)
-            case "silhouette":
-                return kmeans_silhouette(features, seed=seed)
-            case "dbscan":
-                return dbscan(distance, apart, self.smallest, relative=False)
+        match self.evidence:
+            case "labels":
+                return composing.by_labels(counts)
+            case "weights":
+                return composing.by_weights(replies.model, self.layer)
+            case "updates":
+                return composing.by_updates(replies.model - start)
             case _:
-                return density(distance, self.smallest)
+                return composing.by_inference(fed.server.predict(replies.model), self.predictions == "hard")
+
+    def _grouped(self, fed: Federation, replies: Replies, alike: Alike) -> State:
+        """Groups of the clients that answered, each with a member's model until they are mixed."""
+        groups, home = composing.home_of(composing.grouped(alike, replies.samples, fed.seed, self))
+        weights = torch.from_numpy(groups.matrix).double()
+        if self.mixing == "similarity":
+            weights, home = personal(alike.similarity * groups.matrix[home]), np.arange(len(home))
+        nobody = torch.empty(0, len(weights), dtype=torch.float64)
+        everywhere = fed.updated(nobody, replies.clients, weights.T).T
+        homes = fed.updated(torch.empty(0, dtype=torch.int64), replies.clients, home, otherwise=-1)
+        return State(replies.model[weights.argmax(dim=1)], homes, everywhere)
 
     def serve(self, fed: Federation, state: State) -> Served:
         """To each client its group's model."""

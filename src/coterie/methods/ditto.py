@@ -9,8 +9,8 @@ Li, Hu, Beirami and Smith, "Ditto: fair and robust federated learning through pe
 | lambda | `mu`: the strength of the pull |
 
 A client trains the model that it was sent, as in FedAvg, and then its own to lower F_k(v_k) + mu/2 |v_k - w_t|^2, where
-w_t is what it was sent. What travels, and what the server learns, is as in FedAvg; a client takes twice the
-steps. A client that has not taken part yet predicts with the initial model.
+w_t is what it was sent; so it takes twice the steps. A client that has not taken part yet predicts with the initial
+model.
 """
 
 from coterie.clients.clients import Clients

@@ -4,8 +4,7 @@ McMahan, Moore, Ramage, Hampson and Agüera y Arcas, "Communication-efficient le
 decentralized data", AISTATS 2017. Server momentum: Hsu, Qi and Brown, "Measuring the effects of non-identical data
 distribution for federated visual classification", 2019.
 
-The new model is the sum of n_k / n w_k over the cohort (Algorithm 1). One model travels each way. A client gives away
-its trained model and once, when it joins, its number of samples.
+The new model is the sum of n_k / n w_k over the cohort (Algorithm 1).
 """
 
 from typing import Literal
@@ -34,6 +33,9 @@ class State:
 @method("fedavg")
 class FedAvg(Method):
     """One model for all: the mean of the clients' models. (McMahan et al., AISTATS 2017)"""
+
+    sends = "a model each way"
+    gives_away = "its trained model, and once, when it joins, its number of samples"
 
     weighting: Literal["samples", "uniform"] = "samples"
     """Clients count by their number of samples, as in the paper, or all the same."""

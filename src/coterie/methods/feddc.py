@@ -12,7 +12,7 @@ CVPR 2022.
 
 A client lowers L_i + alpha/2 |theta + h_i - w|^2 + <theta, G - G_i>, then h_i grows by theta_i - w. The server takes
 the mean of the cohort's models plus the mean drift of all clients: without the control variates this is FedDyn, step by
-step. Two models travel each way, as in SCAFFOLD, whose server learns as much.
+step.
 """
 
 from coterie.clients.clients import Clients
@@ -23,7 +23,7 @@ from coterie.methods.feddyn import FedDyn
 from coterie.methods.feddyn import State as DynamicState
 from coterie.moves import server_steps
 from coterie.nets.stacks import Changes, Models
-from coterie.server.federation import Federation
+from coterie.server.federation import Federation, Replies
 from coterie.server.method import method
 from coterie.training.local import LocalTraining
 
@@ -41,13 +41,11 @@ class State(DynamicState):
 class FedDC(FedDyn):
     """FedDyn's drift and SCAFFOLD's control variates, both kept by the clients. (Gao et al., CVPR 2022)"""
 
+    sends = "two models each way: the model and a control variate down, the trained model and the variate's change up"
+    gives_away = "its trained model, and its mean gradient by the change of its control variate"
+
     correction: bool = True
     """Whether clients use control variates; without them it is FedDyn to the last bit."""
-
-    compat: bool = False
-    """Repeat an error of the authors' code, which their tables were made with: control variates are divided by the
-    steps of a client of average size and by the rate of the first round, whatever the client's own steps and the
-    schedule are. Its weights by size, which are 1 for equal clients, are not repeated."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,31 +59,40 @@ class FedDC(FedDyn):
 
     def round(self, fed: Federation, state: State) -> State:  # type: ignore[override]
         """As FedDyn's, and the control variates move too."""
-        cohort = fed.sample(self.participation)
-        inputs = {"start": state.model} | ({"control": state.control} if self.correction else {})
-        length = self._average_length(fed) if self.compat else None
-        replies = fed.run(corrected_training, cohort, shared=inputs, local=self.local, alpha=self.alpha, length=length)
+        replies = self.trained(fed, state)
         clients, control = max(state.clients, len(fed.clients)), state.control
         if self.correction:
             control = server_steps.mean_over_all(control, state.clients, replies.control_change, clients)
         moved = self.step(state, replies, clients)
         return State(moved.model, moved.mean, moved.drift, clients, control)
 
-    def _average_length(self, fed: Federation) -> float:
-        """K eta of a client of average size in the first round."""
-        return self.steps_for(round(float(fed.sizes.double().mean()))) * self.rate
+    def trained(self, fed: Federation, state: State) -> Replies:
+        """What a cohort sends after training with its drifts and control variates."""
+        cohort = fed.sample(self.participation)
+        return fed.run(corrected_training, cohort, shared=self.sent(state), local=self.local, alpha=self.alpha)
+
+    def sent(self, state: State) -> dict[str, Models | Changes]:
+        """What clients get from the server."""
+        return {"start": state.model} | ({"control": state.control} if self.correction else {})
 
 
 @program
 def corrected_training(
+    clients: Clients, start: Models, local: LocalTraining, alpha: float, control: Changes | None = None
+) -> Outputs:
+    """Train with drift and, if there is one, control variate, and keep both."""
+    return train_corrected(clients, start, local, alpha, control)
+
+
+def train_corrected(
     clients: Clients,
     start: Models,
     local: LocalTraining,
     alpha: float,
-    control: Changes | None = None,
+    control: Changes | None,
     length: float | None = None,
 ) -> Outputs:
-    """Train with drift and control variate; `length` stands for K eta if it is not to be the client's own."""
+    """The same; `length` stands for K eta if it is not to be the client's own."""
     drift = clients.state("drift", otherwise=start.zeros())
     own = clients.state("control", otherwise=start.zeros())
     correction = start.zeros() if control is None else control - own

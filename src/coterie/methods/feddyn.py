@@ -11,9 +11,9 @@ Acar, Zhao, Matas, Mattina, Whatmough and Saligrama, "Federated learning based o
 
 A client lowers L_k(theta) - <g_k, theta> + alpha/2 |theta - theta_t|^2 (Eq. 1); the gradient of the last two terms is
 alpha (theta - theta_t + drift). The server takes the plain mean of the cohort's models and adds the mean drift, which
-is the paper's -h/alpha without a division that could blow up. One model travels each way, as in FedAvg, and the server
-learns no more. The mean is over all clients, not over the cohort, and clients count alike whatever their size, as in
-the paper; the authors' code divides alpha by a client's size in units of the mean size, which we do not.
+is the paper's -h/alpha without a division that could blow up. The mean is over all clients, not over the cohort, and
+clients count alike whatever their size, as in the paper; the authors' code divides alpha by a client's size in units of
+the mean size, which we do not.
 """
 
 from typing import Annotated, Literal
@@ -46,6 +46,9 @@ class State:
 @method("feddyn")
 class FedDyn(Method):
     """Clients are pulled to the global model by a regulariser that remembers their drift. (Acar et al., ICLR 2021)"""
+
+    sends = "a model each way"
+    gives_away = "its trained model"
 
     alpha: Annotated[float, above(0, "above 0; without a regulariser use fedavg")] = 0.1
     """Strength of the regulariser. The paper tunes it from 0.001 to 0.1."""

@@ -9,9 +9,6 @@ Marfoq, Neglia, Bellet, Kameni and Vidal, "Federated multi-task learning under a
 | pi_t | `shares`: a client's weight of each component, which never leaves it |
 | q_t(z_i = m) | how likely sample i comes from component m: the sample's weight in that component's training |
 
-All components travel both ways, so it costs M times what FedAvg costs. The server learns every client's trained
-components, and no shares; what a component was trained on most can be guessed from how far it moved.
-
 Components must start from different seeds: equal ones would stay equal. The E step sees all training samples as they
 are, without augmentation. The mean is over the clients that took part: the authors' code takes it over all of them, and
 so dilutes it with old models when clients are sampled. A client that has not taken part yet finds its shares by EM with
@@ -45,6 +42,9 @@ class State:
 @method("fedem")
 class FedEM(Method):
     """Every client mixes a few shared models in its own proportions. (Marfoq et al., NeurIPS 2021)"""
+
+    sends = "all components each way, so it costs as many times as much as FedAvg"
+    gives_away = "its trained components, and by how far each has moved on which of them it was trained most; no shares"
 
     components: Count = 3
     """M: how many models the server keeps; 3 in the paper."""

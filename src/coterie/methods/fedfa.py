@@ -10,10 +10,8 @@ Huang, Li, Wang, Du and Zhang, "Fairness and accuracy in federated learning", 20
 | gamma, m | momentum, of the clients' steps and of the server; the server's running mean of the changes |
 | eta | how far the server goes along m |
 
-Clients send their model, an accuracy and a count; the server learns how well the global model fits each of them. The
-new model is the weighted mean plus eta m. The public implementation (FLGo) subtracts eta m, which takes back part of
-every change: `compat` repeats that. An accuracy of zero has no logarithm: it is taken for 1e-6 of the sum. Where all
-are zero, all count alike.
+The new model is the weighted mean plus eta m. An accuracy of zero has no logarithm: it is taken for 1e-6 of the sum.
+Where all are zero, all count alike.
 """
 
 from typing import Annotated
@@ -47,6 +45,9 @@ class State:
 class FedFa(Method):
     """Weights by training accuracy and participation, and momentum on both sides. (Huang et al., arXiv 2020)"""
 
+    sends = "a model each way; an accuracy and a count up"
+    gives_away = "its trained model, how well the global model fits its data, and how often it has taken part"
+
     momentum: float = 0.9
     """gamma of the clients: momentum of SGD. Starts from zero in every round. 0.9 in the public implementation."""
 
@@ -59,10 +60,6 @@ class FedFa(Method):
     server_rate: NonNegative | None = None
     """eta: how far the server goes along that mean, beyond the clients' mean; by default the clients' `rate`."""
 
-    compat: bool = False
-    """Subtract the server's momentum instead of adding it, as the public implementation does that CFIC's table was
-    most likely made with. With the default `server_rate`, the clients' small `rate`, it makes little difference."""
-
     def begin(self, fed: Federation) -> State:
         """A fresh model at rest."""
         model = fed.new_model()
@@ -73,10 +70,13 @@ class FedFa(Method):
         cohort = fed.sample(self.participation)
         replies = fed.run(train_and_tell, cohort, shared=state.model, local=self.local)
         weights = mixing.by_information(replies.accuracy, replies.frequency, self.beta)
-        rate = self.rate if self.server_rate is None else self.server_rate
         mixed = weights @ replies.model
-        sign = -1 if self.compat else 1
-        return State(*server_steps.beyond(state.model, mixed, state.velocity, sign * rate, self.server_momentum))
+        return State(*server_steps.beyond(state.model, mixed, state.velocity, self.step_rate, self.server_momentum))
+
+    @property
+    def step_rate(self) -> float:
+        """eta, said or not."""
+        return self.rate if self.server_rate is None else self.server_rate
 
     def serve(self, fed: Federation, state: State) -> Served:
         """The one model."""

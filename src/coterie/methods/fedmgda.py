@@ -11,10 +11,9 @@ Science and Engineering 2022.
 | eta | the length of the server's step |
 
 The new model is w - eta sum lambda*_i g_i. The direction is no longer than 1, so eta is an absolute step: it does not
-shrink as training converges, and wants a schedule or a small value in the end. Clients send their models, as in FedAvg;
-the server solves a quadratic program in as many unknowns as there are clients. A client whose model did not move has
-g_i = 0: it draws weight and adds nothing. Running statistics are mixed by lambda0. What a client gives away is what it
-gives away in FedAvg.
+shrink as training converges, and wants a schedule or a small value in the end. The server solves a quadratic program in
+as many unknowns as there are clients. A client whose model did not move has g_i = 0: it draws weight and adds nothing.
+Running statistics are mixed by lambda0.
 """
 
 import torch
@@ -42,6 +41,9 @@ class State:
 @method("fedmgda")
 class FedMGDA(Method):
     """A common descent direction of all clients, near FedAvg's (FedMGDA+). (Hu et al., IEEE TNSE 2022)"""
+
+    sends = "a model each way"
+    gives_away = "its trained model, and once, when it joins, its number of samples"
 
     epsilon: Share = 0.1
     """How far a client's weight may be from its part of the samples: 0 is FedAvg of normalised changes, 1 is MGDA."""

@@ -11,9 +11,9 @@ optimization", NeurIPS 2020.
 | d_i | its change per gradient, (w_i - w) / a_i |
 | tau_eff | the mean of a_i, weighted by p_i |
 
-The new model is w + tau_eff sum p_i d_i. A client sends its model and the one number a_i, from which the server learns
-how many steps it took. Public code (FLGo) divides by the steps even with momentum. With very unequal steps and momentum
-tau_eff can be large enough to diverge, as published tables show (10.0% in NIID-Bench): then lower `server_rate`.
+The new model is w + tau_eff sum p_i d_i. Public code (FLGo) divides by the steps even with momentum. With very unequal
+steps and momentum tau_eff can be large enough to diverge, as published tables show (10.0% in NIID-Bench): then lower
+`server_rate`.
 """
 
 from coterie.clients.clients import Clients
@@ -32,6 +32,9 @@ __all__ = ["FedNova"]
 @method("fednova")
 class FedNova(FedAvg):
     """FedAvg of changes per local step, so that fast clients do not pull harder. (Wang et al., NeurIPS 2020)"""
+
+    sends = "a model each way, and up the number of gradients in it"
+    gives_away = "its trained model, how many steps it took, and once, when it joins, its number of samples"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -4,8 +4,8 @@ Collins, Hassani, Mokhtari and Shakkottai, "Exploiting shared representations fo
 2021.
 
 A client puts the body that it was sent under its own head, trains the head with the body frozen, then the body with the
-head frozen, keeps the head and sends the body back with its running statistics; the server takes the mean. Only the
-body travels, so the server learns nothing of the heads. Clients predict with the newest body under their own head.
+head frozen, keeps the head and sends the body back with its running statistics; the server takes the mean. Clients
+predict with the newest body under their own head.
 """
 
 from dataclasses import replace
@@ -36,6 +36,9 @@ class State:
 @method("fedrep")
 class FedRep(Method):
     """A shared body, and a head of its own for every client. (Collins et al., ICML 2021)"""
+
+    sends = "the body of a model each way"
+    gives_away = "its trained body, and nothing of its head"
 
     head: str = "head"
     """The part that clients keep: `head` (the last layer), `top-2` (the last two), `none`, or names of layers with

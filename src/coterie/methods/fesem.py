@@ -8,8 +8,6 @@ et al., World Wide Web 2023).
 | K, W~(k) | `clusters`, the centres: models that the server keeps |
 | W_i, r_i | a client's trained model, and the centre nearest to it (E step) |
 
-A model travels each way. The server learns a client's trained model, and from it to which centre it belongs.
-
 Centres from different seeds would lie so far apart that no client ever left the one it was sent first. So all clients
 of the first round train the same model, and k-means of what they send gives the first centres. A client that has not
 taken part yet starts from the mean of the centres, weighted by their members, and joins the nearest one.
@@ -36,6 +34,9 @@ __all__ = ["FeSEM"]
 class FeSEM(Method):
     """Clients join the nearest of a few centres in the space of weights. (Xie et al., arXiv 2020)"""
 
+    sends = "a model each way"
+    gives_away = "its trained model, and by it to which centre it belongs"
+
     clusters: Count = 4
     """K: how many centres the server keeps."""
 
@@ -52,9 +53,8 @@ class FeSEM(Method):
     def round(self, fed: Federation, state: Clusters) -> Clusters:
         """Let the cohort train from their centres, assign them anew, and move the centres to their means."""
         cohort = fed.sample(self.participation)
-        labels = state.of(fed)[cohort]
-        models = Models.cat([state.models, self._middle(state)])  # the last, -1, is for those without a centre
-        replies = fed.run(train, cohort, each=models[labels.to(models.parameters.device)], local=self.local)
+        start = state.start(fed, cohort, otherwise=self._middle(state)[0])
+        replies = fed.run(train, cohort, each=start, local=self.local)
         joined = state.joined(fed, replies.clients, self._nearest(fed, state, replies))
         return joined.averaged(fed, replies, self.weighting)
 

@@ -9,9 +9,6 @@ non-IID data", IJCNN 2020, Algorithm 1.
 | Delta w_k | what a client's training makes of w in the round of clustering, in which all take part |
 | P = (distance, linkage, T) | `distance`, `linkage`, `threshold` |
 
-A model travels each way; the round of clustering asks all clients. The server learns a client's trained model, and from
-its update which clients are alike.
-
 Distances depend on net, data and rates, so that the threshold is in units of their median unless `relative` is off.
 Updates are compared, not models: for the cosine that is not the same. Clusters begin with their members' mean. A client
 that was away, or comes later, trains from w, which the server keeps, and joins the cluster with the nearest mean
@@ -20,6 +17,7 @@ update; the paper has none. With `adjust`, AutoCFL's adjustment precedes the clu
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -56,6 +54,9 @@ class State:
 @method("fl-hc")
 class FLHC(Method):
     """FedAvg, then clusters by linkage of updates, each on its own. (Briggs et al., IJCNN 2020)"""
+
+    sends = "a model each way; the round of clustering asks all clients"
+    gives_away = "its trained model; from its update the server learns which clients are alike"
 
     cluster_round: Count = 5
     """The round in which all clients train and are clustered (5 in AutoCFL's comparison)."""
@@ -102,43 +103,37 @@ class FLHC(Method):
             state = replace(state, pace=pacing.grown(state.pace, len(fed.names), self.epochs))
         if state.origin is None and fed.round >= self.cluster_round:
             return self._clustered(fed, state)
-        clusters = state.clusters
+        clusters, pace = state.clusters, state.pace
         if state.origin is None:
             clusters = clusters.joined(fed, clusters.missing(fed), 0)
-        cohort = np.union1d(clusters.sample(fed, self.participation), clusters.missing(fed))
+        cohort = clusters.cohort(fed, self.participation)
         replies = self._train(fed, state, cohort, clusters.start(fed, cohort, otherwise=state.origin))
-        pace = state.pace
         if pace is not None and state.origin is None:
             pace = pacing.observed(pace, replies.clients, replies.loss)
             pace = pacing.adjusted(pace, fed.sizes, self.growth)
-        clusters = clusters.averaged(fed, replies, self.weighting)
-        return replace(state, clusters=self._joined(fed, state, clusters, replies), pace=pace)
+        clusters = clusters.averaged(fed, replies, self.weighting).placed(fed, replies, partial(self._nearest, state))
+        return replace(state, clusters=clusters, pace=pace)
 
     def _train(self, fed: Federation, state: State, clients: np.ndarray, start: Models) -> Replies:
         """Let clients train from one model, or from one each [client], for their own epochs if these are adjusted."""
-        shared, each = ({}, {"start": start}) if start.shape else ({"start": start}, {})
-        if state.pace is None:
-            return fed.run(train, clients, shared=shared, each=each, local=self.local)
-        epochs = state.pace.epochs[clients]
-        return fed.run(train_for, clients, shared=shared, each={**each, "epochs": epochs}, local=self.local)
+        epochs = {} if state.pace is None else {"epochs": state.pace.epochs[clients]}
+        return fed.run(train_for if epochs else train, clients, each={"start": start, **epochs}, local=self.local)
 
     def _clustered(self, fed: Federation, state: State) -> State:
         """All clients train from one model, and are grouped by how they have changed it."""
         origin = state.clusters.models[0]
         replies = self._train(fed, state, fed.clients, origin)
-        distance = evidence.update_distance(replies.model - origin.expand(len(replies)), self.distance)
+        distance = evidence.update_distance(replies.model - origin, self.distance)
         cut = {"groups": self.clusters} if self.clusters else {"threshold": self.threshold, "relative": self.relative}
         clusters = Clusters.found(fed, replies, grouping.linkage(distance, method=self.linkage, **cut), self.weighting)
-        return State(clusters, origin, clusters.models - origin.expand(len(clusters.models)), state.pace)
+        return State(clusters, origin, clusters.models - origin, state.pace)
 
-    def _joined(self, fed: Federation, state: State, clusters: Clusters, replies: Replies) -> Clusters:
-        """The clusters with those that trained from w because they were in none."""
-        late = (clusters.of(fed)[replies.clients] < 0).nonzero()[:, 0]
-        if not len(late) or state.origin is None or state.updates is None:
-            return clusters
-        updates = replies.model[late.to(replies.model.parameters.device)] - state.origin.expand(len(late))
-        away = evidence.update_distance(Changes.cat([updates, state.updates]), self.distance)
-        return clusters.joined(fed, replies.clients[late], away[: len(late), len(late) :].argmin(axis=1))
+    def _nearest(self, state: State, sent: Models) -> np.ndarray:
+        """The cluster whose mean update is nearest to that of each model which was trained from w, [model]."""
+        assert state.origin is not None
+        assert state.updates is not None
+        away = evidence.update_distance(Changes.cat([sent - state.origin, state.updates]), self.distance)
+        return away[: len(sent), len(sent) :].argmin(axis=1)
 
     def serve(self, fed: Federation, state: State) -> Served:
         """The model of each client's cluster; one that has none yet gets the model from before there were clusters."""

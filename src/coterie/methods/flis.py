@@ -12,16 +12,14 @@ with Algorithm 2, FLIS (HC) is Algorithm 3; the similarity is that of Section 2.
 | beta | `threshold` |
 | T_t, theta_g,j | the clusters of a round and their models |
 
-What is sent: DC sends all cluster models to every client of the cohort, HC a client's own; one model comes back. Before
-its first round HC lets every client train once from the initial model to be compared, which is charged. A client gives
-away its trained model, and through it what that predicts for the server's samples: above all, which labels it knows.
+Before its first round HC lets every client train once from the initial model to be compared, which is charged.
 
 Where we differ: A_ij has the inner product as its numerator, as in the authors' code. The printed norm of the
 elementwise product would give a model a similarity of 1/sqrt(2500) with itself, below every threshold. A client picks
-its cluster by its loss on validation data; Algorithm 1 uses its test data, and in the code the server's samples are
-test images: `compat` does so, and tables then say it. Equality passes the threshold, and a client is always in its own
-cluster. HC cuts an average-linkage tree of 1 - A at 1 - beta, where the code uses overlapping neighbourhoods; a cluster
-from which nobody takes part keeps its model. Clients that come later choose the cluster that fits their data best.
+its cluster by its loss on validation data, where Algorithm 1 uses its test data. Equality passes the threshold, and a
+client is always in its own cluster. HC cuts an average-linkage tree of 1 - A at 1 - beta, where the code uses
+overlapping neighbourhoods; a cluster from which nobody takes part keeps its model. Clients that come later choose the
+cluster that fits their data best.
 """
 
 from collections.abc import Mapping
@@ -30,7 +28,6 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from coterie.clients.clients import Clients
@@ -42,7 +39,7 @@ from coterie.moves import evidence, grouping, mixing
 from coterie.nets.stacks import Models
 from coterie.server import serving
 from coterie.server.federation import Federation
-from coterie.server.method import Method, method
+from coterie.server.method import Method, Noted, method
 from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
@@ -55,6 +52,8 @@ Agreement = Annotated[float, within("[0, 1]", "a share of agreement in [0, 1]; 0
 class FLIS(Method):
     """What both forms have in common."""
 
+    gives_away = "its trained model, and by what that predicts for the server's samples above all which labels it knows"
+
     threshold: Agreement = 0.5
     """beta: how much two models must agree. The paper finds 0.5 best on Fashion-MNIST, 0.3 on CIFAR-10 and SVHN (Fig.
     2). 0 is FedAvg of the cohort."""
@@ -65,14 +64,6 @@ class FLIS(Method):
     select_on: Literal["validation", "train"] = "validation"
     """The data on which clients compare cluster models; a client without validation samples takes its training data."""
 
-    compat: bool = False
-    """Let clients choose on their own test data, as the paper does, and allow `server_from=test`. For reproduction."""
-
-    @property
-    def reads_test_data(self) -> bool:
-        """Under `compat`."""
-        return self.compat
-
     @property
     def server_samples(self) -> int:
         """A hundred, with which small data can still do; the paper holds 2500."""
@@ -81,7 +72,7 @@ class FLIS(Method):
     @property
     def chosen_on(self) -> str:
         """The data on which clients compare cluster models."""
-        return "test" if self.compat else self.select_on
+        return self.select_on
 
     def similarity(self, fed: Federation, models: Models) -> np.ndarray:
         """A: how far models agree on the server's samples, [model, model]."""
@@ -93,20 +84,16 @@ class FLIS(Method):
 
 @state
 class Clusters:
-    """The models of the newest clusters, [cluster]; the rest is for figures alone."""
+    """The models of the newest clusters, [cluster]."""
 
     models: Models
-    similarity: Tensor | None = None
-    """A of the last round, between those that answered."""
-    compared: Tensor | None = None
-    """Who these are, [client]."""
-    weights: Tensor | None = None
-    """What they count for in the clusters around each of them, [cluster, client]."""
 
 
 @method("flis-dc")
 class FLISDC(FLIS):
     """Overlapping clusters of clients whose models predict alike, new in every round. (Morafah et al., OJCS 2023)"""
+
+    sends = "all cluster models to every client of the cohort, and one model back"
 
     merge: bool = True
     """Send clusters with the same members as one. Without, there is one per participant, as in the paper: the same
@@ -117,26 +104,20 @@ class FLISDC(FLIS):
         _ = fed.server
         return Clusters(fed.new_model().expand(1))
 
-    def round(self, fed: Federation, state: Clusters) -> Clusters:
+    def round(self, fed: Federation, state: Clusters) -> Noted:
         """Let the cohort train the clusters they choose, and form new ones around each of them."""
         cohort = fed.sample(self.participation)
         replies = fed.run(choose_and_train, cohort, shared=state.models, local=self.local, on=self.chosen_on)
         similarity = self.similarity(fed, replies.model)
         around = grouping.neighbourhoods(similarity, self.threshold)
         weights = mixing.by_samples(replies.samples, around.distinct() if self.merge else around)
-        seen = torch.from_numpy(similarity), torch.from_numpy(replies.clients)
-        return Clusters(weights @ replies.model, *seen, mixing.by_samples(replies.samples, around))
+        found = {"similarity": similarity, "mixing": mixing.by_samples(replies.samples, around)}
+        everybody = {name: everywhere(matrix, replies.clients, len(fed.names)) for name, matrix in found.items()}
+        return Noted(Clusters(weights @ replies.model), everybody)
 
     def serve(self, fed: Federation, state: Clusters) -> Served:
         """To each client the cluster that fits its data best, whether it took part or not."""
         return serving.best_fit(state.models, on=self.select_on)
-
-    def insight(self, fed: Federation, state: Clusters) -> Mapping[str, Any]:
-        """How alike the models of the round are, and what the clusters around them are mixed of."""
-        if state.similarity is None:
-            return {}
-        found = {"similarity": state.similarity, "mixing": state.weights}
-        return {name: everywhere(matrix, state.compared, len(fed.names)) for name, matrix in found.items()}
 
 
 @state
@@ -145,15 +126,13 @@ class FixedClusters:
 
     models: Models
     labels: Tensor
-    similarity: Tensor | None = None
-    """A before the first round, between those that answered, for figures alone."""
-    compared: Tensor | None = None
-    """Who these are, [client]."""
 
 
 @method("flis-hc")
 class FLISHC(FLIS):
     """Disjoint clusters of clients whose models predict alike, found once. (Morafah et al., OJCS 2023)"""
+
+    sends = "a model each way, and once more before the first round"
 
     threshold: Agreement = 0.75
     """beta: how much the models of a cluster must agree, by the linkage. The paper gives none for HC; label pairs are
@@ -162,36 +141,34 @@ class FLISHC(FLIS):
     linkage: Literal["average", "complete", "single"] = "average"
     """What agreement between clusters means: on average, of the least alike, or of the most alike clients."""
 
-    def begin(self, fed: Federation) -> FixedClusters:
+    def begin(self, fed: Federation) -> Noted:
         """Let everybody train once from the initial model, and group them by what their models predict."""
         _ = fed.server
         model = fed.new_model()
         replies = fed.run(train, shared=model, local=self.local)
         similarity = self.similarity(fed, replies.model)
         groups = grouping.linkage(1 - similarity, threshold=1 - self.threshold, method=self.linkage)
-        labels = torch.full((len(fed.names),), -1)
-        labels[replies.clients] = torch.from_numpy(groups.labels)
-        seen = torch.from_numpy(similarity), torch.from_numpy(replies.clients)
-        return FixedClusters(model.expand(len(groups)), labels, *seen)
+        labels = fed.updated(torch.empty(0, dtype=torch.int64), replies.clients, groups.labels, otherwise=-1)
+        found = {"similarity": everywhere(similarity, replies.clients, len(fed.names))}
+        return Noted(FixedClusters(model.expand(len(groups)), labels), found)
 
     def round(self, fed: Federation, state: FixedClusters) -> FixedClusters:
         """FedAvg inside every cluster, among those of the cohort."""
         labels = self.placed(fed, state)
-        cohort = fed.sample(self.participation)
-        cohort = cohort[(labels[cohort] >= 0).numpy()]
+        cohort = np.setdiff1d(fed.sample(self.participation), fed.unplaced(labels))
         if not len(cohort):
             return replace(state, labels=labels)
         replies = fed.run(train, cohort, each=state.models[labels[cohort]], local=self.local)
         models = replies.average(by=labels[replies.clients], otherwise=state.models)
-        return replace(state, models=models, labels=labels)
+        return FixedClusters(models, labels)
 
     def placed(self, fed: Federation, state: FixedClusters) -> Tensor:
         """The cluster of every client, after those that are new have chosen the best."""
-        labels = F.pad(state.labels, (0, len(fed.names) - len(state.labels)), value=-1)
-        new = fed.clients[(labels[fed.clients] < 0).numpy()]
+        labels = fed.grown(state.labels, -1)
+        new = fed.unplaced(labels)
         if len(new) and fed.round > 1:  # before the first round is over all clusters have the same model
             replies = fed.run(choose, new, shared=state.models, on=self.chosen_on)
-            labels[replies.clients] = replies.choice.cpu()
+            labels = fed.updated(labels, replies.clients, replies.choice)
         return labels
 
     def serve(self, fed: Federation, state: FixedClusters) -> Served:
@@ -199,16 +176,12 @@ class FLISHC(FLIS):
         return serving.each(state.models, state.labels.clamp(min=0))
 
     def insight(self, fed: Federation, state: FixedClusters) -> Mapping[str, Any]:
-        """How alike the models were that clusters were made of, and the clusters."""
-        found: dict[str, Any] = {"clusters": state.labels}
-        if state.similarity is not None:
-            found["similarity"] = everywhere(state.similarity, state.compared, len(fed.names))
-        return found
+        """The clusters."""
+        return {"clusters": state.labels}
 
 
 @program
 def choose_and_train(clients: Clients, models: Models, local: LocalTraining, on: str) -> Outputs:
     """FLIS (DC)'s client: train the cluster model that fits best."""
-    choice = clients.best_fit(models, on)
-    start = models[torch.arange(len(clients), device=choice.device), choice]
+    start = models.chosen(clients.best_fit(models, on))
     return {"model": clients.train(start, local).models}

@@ -4,9 +4,6 @@ The baseline "CM" that SLFed compares against (Section 6.1). The clustering is t
 "Density-based clustering based on hierarchical density estimates", PAKDD 2013; McInnes, Healy and Astels, "hdbscan:
 hierarchical density based clustering", JOSS 2017.
 
-A model travels each way; a round of clustering asks all clients. The server learns a client's trained model, and from
-its last layer which clients are alike.
-
 The paper gives neither the round of clustering, nor the smallest cluster, nor what becomes of outliers. Here clients
 are clustered in round 5, by default once; clusters of 2 count (with the library's 5, the paper's 8 clusters of 50
 clients are hardly possible); all may be one cluster, as IID clients are; and an outlier is a cluster of its own. One
@@ -14,6 +11,7 @@ that was away, or comes later, trains from the mean of all clients' models and j
 is at the smallest angle to its own.
 """
 
+from functools import partial
 from typing import Annotated, Literal
 
 import numpy as np
@@ -48,6 +46,9 @@ class State:
 class HDBSCAN(Method):
     """FedAvg inside clusters that HDBSCAN finds from output layers. (Campello et al., PAKDD 2013)"""
 
+    sends = "a model each way; a round of clustering asks all clients"
+    gives_away = "its trained model; from its last layer the server learns which clients are alike"
+
     cluster_round: Count = 5
     """The round in which clients are clustered first; until then FedAvg."""
 
@@ -76,15 +77,15 @@ class HDBSCAN(Method):
         clusters, outliers = state.clusters, state.outliers
         if len(clusters.models) == 1:
             clusters = clusters.joined(fed, clusters.missing(fed), 0)
-        since = fed.round - self.cluster_round
-        due = since == 0 or (since > 0 and self.recluster_every > 0 and since % self.recluster_every == 0)
-        cohort = fed.clients if due else np.union1d(clusters.sample(fed, self.participation), clusters.missing(fed))
+        due = fed.is_due(self.cluster_round, self.recluster_every)
+        cohort = fed.clients if due else clusters.cohort(fed, self.participation)
         replies = fed.run(train, cohort, each=clusters.start(fed, cohort, otherwise=state.model), local=self.local)
         if due:
             found, outliers = self._found(replies)
             clusters = Clusters.found(fed, replies, found, self.weighting)
         else:
-            clusters = _joined(fed, clusters.averaged(fed, replies, self.weighting), replies)
+            clusters = clusters.averaged(fed, replies, self.weighting)
+            clusters = clusters.placed(fed, replies, partial(_nearest, clusters.models))
         mean = replies.average(self.weighting)
         if outliers:
             clusters = Clusters(Models.cat([clusters.models[:-1], mean.expand(1)]), clusters.labels)
@@ -102,11 +103,7 @@ class HDBSCAN(Method):
         return state.clusters.serve(fed, otherwise=state.model)
 
 
-def _joined(fed: Federation, clusters: Clusters, replies: Replies) -> Clusters:
-    """The clusters with those that trained from the mean of all because they were in none."""
-    late = (clusters.of(fed)[replies.clients] < 0).nonzero()[:, 0]
-    if not len(late):
-        return clusters
-    sent = replies.model[late.to(replies.model.parameters.device)]
-    alike = evidence.update_cosine(Models.cat([sent, clusters.models]).part("head"))
-    return clusters.joined(fed, replies.clients[late], alike[: len(late), len(late) :].argmax(axis=1))
+def _nearest(models: Models, sent: Models) -> np.ndarray:
+    """The cluster whose model's output layer is at the smallest angle to that of each model that was sent, [model]."""
+    alike = evidence.update_cosine(Models.cat([sent, models]).part("head"))
+    return alike[: len(sent), len(sent) :].argmax(axis=1)

@@ -9,13 +9,9 @@ with model averaging (option II).
 | j-hat = argmin_j F_i(theta_j) | `choice`: by the mean loss on the client's own training data; the first of equals |
 | tau, gamma | `epochs` or `steps`, `rate` |
 
-All k models travel to a client, one and the number of its choice come back. The server learns which group a client
-belongs to, and its trained model.
-
 Where the paper leaves things open: a group's mean is weighted by samples (the paper's clients have equally many), a
 model that nobody chose stays as it is, and a loss that is not a number is never the lowest. The authors' code draws
-the initial models anew until every group attracts enough clients, which the text does not say: `init_retry`. Public
-code also lets clients choose by their test data, which `compat` repeats.
+the initial models anew until every group attracts enough clients, which the text does not say: `init_retry`.
 """
 
 from typing import Annotated, Literal
@@ -47,6 +43,9 @@ class State:
 class IFCA(Method):
     """Every client trains the one of k models that fits its data best. (Ghosh et al., NeurIPS 2020)"""
 
+    sends = "all models to a client; one model and the number of its choice back"
+    gives_away = "its trained model, and to which group it belongs"
+
     clusters: Count = 4
     """k: how many models the server keeps. The paper takes the true number of groups."""
 
@@ -60,15 +59,6 @@ class IFCA(Method):
 
     weighting: Literal["samples", "uniform"] = "samples"
     """Clients of a group count by their number of samples, or all the same."""
-
-    compat: bool = False
-    """Let clients choose by accuracy on their own test data, as the code does (PACFL's) that FLIS's comparison seems to
-    rest on, and which scores the view `last`. For reproduction."""
-
-    @property
-    def reads_test_data(self) -> bool:
-        """Under `compat`."""
-        return self.compat
 
     def begin(self, fed: Federation) -> State:
         """Models from different seeds; if asked, the best balanced of several draws, or the first that is good."""
@@ -86,7 +76,7 @@ class IFCA(Method):
     def round(self, fed: Federation, state: State) -> State:
         """Send all models out; each moves to the mean of what the clients that chose it have made of it."""
         cohort = fed.sample(self.participation)
-        replies = fed.run(choose_and_train, cohort, shared=state.models, local=self.local, on_test=self.compat)
+        replies = fed.run(choose_and_train, cohort, shared=state.models, local=self.local)
         return State(replies.average(self.weighting, by=replies.choice, otherwise=state.models))
 
     def serve(self, fed: Federation, state: State) -> Served:
@@ -95,8 +85,7 @@ class IFCA(Method):
 
 
 @program
-def choose_and_train(clients: Clients, models: Models, local: LocalTraining, on_test: bool = False) -> Outputs:
-    """IFCA's client: train the model with the lowest training loss, or `on_test`, with most test samples right."""
-    choice = clients.evaluate(models, "test").accuracy.argmax(dim=1) if on_test else clients.best_fit(models)
-    start = models[torch.arange(len(clients), device=choice.device), choice]
-    return {"model": clients.train(start, local).models, "choice": choice}
+def choose_and_train(clients: Clients, models: Models, local: LocalTraining) -> Outputs:
+    """IFCA's client: train the model with the lowest training loss."""
+    choice = clients.best_fit(models)
+    return {"model": clients.train(models.chosen(choice), local).models, "choice": choice}

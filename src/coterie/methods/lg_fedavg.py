@@ -4,12 +4,11 @@ Liang, Liu, Ziyin, Allen, Auerbach, Brent, Salakhutdinov and Morency, "Think loc
 with local and global representations", 2020 (arXiv 2001.01523).
 
 A client puts the shared part that it was sent into the model that it keeps, trains all of it, keeps it, and sends the
-shared part back with its running statistics; the server takes the mean. Only that part travels, so the server never
-holds a model that could predict: of a client it learns how its data moves the shared layers, and no more. Differences
-from the authors' code: no training with FedAvg beforehand, means are weighted by samples and only clients that take
-part are sent the new part (so PACFL and FLIS), and no choice of every client's best round. The part is given by names
-of layers: counting tensors from the end, as public code does, can cut a layer in two, and counting layers from the
-front (FL-bench) shares the wrong ones.
+shared part back with its running statistics; the server takes the mean, and never holds a model that could predict.
+Differences from the authors' code: no training with FedAvg beforehand, means are weighted by samples and only clients
+that take part are sent the new part (so PACFL and FLIS), and no choice of every client's best round. The part is given
+by names of layers: counting tensors from the end, as public code does, can cut a layer in two, and counting layers from
+the front (FL-bench) shares the wrong ones.
 """
 
 from typing import Literal
@@ -38,6 +37,9 @@ class State:
 @method("lg-fedavg")
 class LGFedAvg(Method):
     """Clients share the upper layers and keep the lower ones to themselves. (Liang et al., arXiv 2020)"""
+
+    sends = "the shared part of a model each way"
+    gives_away = "how its data moves the shared layers, and no more"
 
     shares: str = "head"
     """The part that is shared: `head` (the last layer), `top-2` (the last two, as FLIS does with LeNet), `body`, `all`,

@@ -1,7 +1,4 @@
-"""Local training: every client alone. What federated learning has to beat.
-
-Nothing is sent, and a client gives nothing away but whether its training went well.
-"""
+"""Local training: every client alone. What federated learning has to beat."""
 
 from typing import Literal
 
@@ -25,6 +22,9 @@ class State:
 @method("local")
 class Local(Method):
     """Every client trains its own model and sends nothing (SOLO)."""
+
+    sends = "nothing"
+    gives_away = "nothing but whether its training went well"
 
     budget: Literal["equal", "max"] = "equal"
     """Clients train as often as they would in a federation with this participation (`equal`), or in every round

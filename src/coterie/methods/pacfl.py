@@ -9,9 +9,6 @@ federated learning via principal angles between client data subspaces", AAAI 202
 | A | the angles between clients' subspaces, in degrees: the smallest, or their sum |
 | beta | `threshold` |
 
-Every client sends its singular vectors once, then a model travels each way. **It gives away what its data looks like**:
-singular vectors of images are images, and with few samples they are nearly the samples themselves.
-
 The published code takes the smallest angle between single vectors, sign included, which depends on the basis; here
 angles are principal angles, which do not. It stacks vectors of all classes; here, with `by_class`, classes are compared
 with themselves, and one that only one client has is at right angles. A client that comes later sends its vectors too,
@@ -19,7 +16,7 @@ and joins the cluster with the smallest mean angle, or founds one if that is abo
 """
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,7 +24,6 @@ from torch import Tensor
 
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program, train
-from coterie.core.errors import NoAnswerError
 from coterie.core.fields import Count, NonNegative
 from coterie.core.records import state
 from coterie.moves import evidence, grouping
@@ -52,6 +48,12 @@ class State:
 @method("pacfl")
 class PACFL(Method):
     """Clusters by angles between data subspaces, before training. (Vahidian et al., AAAI 2023)"""
+
+    sends = "singular vectors of every client's data once, then a model each way"
+    gives_away = (
+        "its trained model, and what its data looks like: singular vectors of images are images, and with few samples "
+        "they are nearly the samples themselves"
+    )
 
     vectors: Count = 3
     """p: singular vectors that a client sends, 3 to 5 in the paper."""
@@ -88,30 +90,23 @@ class PACFL(Method):
 
     def _complete(self, fed: Federation, state: State) -> State:
         """The clusters with everybody in one who is there."""
-        late = state.clusters.missing(fed)
-        if not len(late):
-            return state
-        try:
-            replies = fed.run(describe, late, vectors=self.vectors, by_class=self.by_class)
-        except NoAnswerError:
-            if state.bases is None:
-                raise
-            return state
-        told = replies.singular_vectors.cpu()
-        bases = told.new_full((len(fed.names), *told.shape[1:]), torch.nan)
+        clusters, late = state.clusters, state.clusters.missing(fed)
+        question: dict[str, Any] = {"vectors": self.vectors, "by_class": self.by_class}
         if state.bases is not None:
-            bases[: len(state.bases)] = state.bases
-        bases[replies.clients] = told
-        clusters = state.clusters
-        if state.bases is None:
-            angle = evidence.subspace_angle(told, self.measure)
-            cut = {"groups": self.clusters} if self.clusters else {"threshold": self.threshold}
-            found = grouping.linkage(angle, method=self.linkage, **cut)
-            models = Models.stack([clusters.models[0]] * len(found))
-            return State(Clusters(models, clusters.labels).joined(fed, replies.clients, found.labels), bases)
-        for client in replies.clients:
-            clusters = self._joined(fed, clusters, client, bases)
-        return State(clusters, bases)
+            if (replies := fed.ask(describe, late, **question)) is None:
+                return state
+            bases = fed.updated(state.bases, replies.clients, replies.singular_vectors, otherwise=torch.nan)
+            for client in replies.clients:
+                clusters = self._joined(fed, clusters, client, bases)
+            return State(clusters, bases)
+        replies = fed.run(describe, late, **question)
+        told = replies.singular_vectors.cpu()
+        angle = evidence.subspace_angle(told, self.measure)
+        cut = {"groups": self.clusters} if self.clusters else {"threshold": self.threshold}
+        found = grouping.linkage(angle, method=self.linkage, **cut)
+        models = Models.stack([clusters.models[0]] * len(found))
+        clusters = Clusters(models, clusters.labels).joined(fed, replies.clients, found.labels)
+        return State(clusters, fed.updated(told[:0], replies.clients, told, otherwise=torch.nan))
 
     def _joined(self, fed: Federation, clusters: Clusters, client: int, bases: Tensor) -> Clusters:
         """The clusters with a client that came later."""
@@ -137,18 +132,6 @@ def describe(clients: Clients, vectors: int, by_class: bool) -> Outputs:
     for row in range(len(clients)):
         x, y = clients.samples(row)
         parts = [x[y == label] for label in range(clients.net.classes)] if by_class else [x]
-        told.append(torch.stack([_leading(part.flatten(1), vectors) for part in parts]))
+        told.append(torch.stack([evidence.leading_vectors(part.flatten(1), vectors) for part in parts]))
     bases = torch.stack(told).to(clients.net.dtype)
     return {"singular_vectors": bases if by_class else bases[:, 0]}
-
-
-def _leading(x: Tensor, count: int) -> Tensor:
-    """Orthonormal vectors [feature, vector] that hold most of samples [sample, feature]; zeros if there are fewer."""
-    found = torch.zeros(x.shape[1], count, dtype=torch.float64, device=x.device)
-    if len(x):
-        _, values, rows = torch.linalg.svd(x.double(), full_matrices=False)
-        rows = rows[:count][values[:count] > 1e-9 * values[0].clamp(min=1e-300)]
-        # The sign of a singular vector is anybody's choice: its largest number is positive, on every machine.
-        largest = rows.gather(1, rows.abs().argmax(dim=1, keepdim=True))
-        found[:, : len(rows)] = (rows * largest.sign()).T
-    return found

@@ -11,8 +11,8 @@ meta-learning approach", NeurIPS 2020, Algorithm 1 in its first-order and Hessia
 | delta | `delta` |
 
 A local step is w <- w - beta (I - alpha H(w; D'')) g with g = grad f(w~; D') and w~ = w - alpha grad f(w; D). The first
-order drops H; Hessian-free puts (grad f(w + delta g; D'') - grad f(w - delta g; D'')) / (2 delta) for H g. Traffic, and
-what the server learns, are FedAvg's. Before a client predicts, it takes `adapt_steps` inner steps on its own data.
+order drops H; Hessian-free puts (grad f(w + delta g; D'') - grad f(w - delta g; D'')) / (2 delta) for H g. Before a
+client predicts, it takes `adapt_steps` inner steps on its own data.
 
 Where public code goes wrong: one loses the outer step before the next one begins, one carries momentum from the inner
 step into the outer, and one leaves out clients whose data fits in one batch. Here the inner step is plain and leaves no

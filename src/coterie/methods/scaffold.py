@@ -9,8 +9,7 @@ ICML 2020. Control variates are those of option II (Eq. 4).
 | c, c_i | the server's control variate, a client's own, which never leaves it |
 | K, eta_l | a client's steps in the round and its rate |
 
-Two models travel each way: x and c to a client, y_i and the change of c_i back. From the latter the server learns a
-client's mean gradient. With local momentum a step counts for more than one gradient, which the paper leaves open: K is
+With local momentum a step counts for more than one gradient, which the paper leaves open: K is
 then the number of gradients in the change, as in FedNova.
 """
 
@@ -24,7 +23,7 @@ from coterie.core.records import state
 from coterie.moves import server_steps
 from coterie.nets.stacks import Changes, Models
 from coterie.server import serving
-from coterie.server.federation import Federation
+from coterie.server.federation import Federation, Replies
 from coterie.server.method import Method, method
 from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
@@ -45,6 +44,9 @@ class State:
 class Scaffold(Method):
     """Clients correct their drift with control variates that they keep. (Karimireddy et al., ICML 2020)"""
 
+    sends = "two models each way: the model and a control variate down, the trained model and the variate's change up"
+    gives_away = "its trained model, and its mean gradient by the change of its control variate"
+
     clip: float = 10.0
     """Longest gradient of a step (Euclidean norm); 0 does not clip. The paper does not, but a control variate remembers
     a gradient that explodes, and on digits the run then diverges; 10 is what FedDyn's authors ran SCAFFOLD with."""
@@ -55,11 +57,6 @@ class Scaffold(Method):
     weighting: Literal["uniform", "samples"] = "uniform"
     """Clients count all the same, as in the paper, or by their number of samples, as in NIID-Bench and PACFL."""
 
-    compat: Literal["none", "niid-bench", "pacfl"] = "none"
-    """Repeat errors of the code that published tables were made with. Both count a step with momentum as one gradient;
-    `niid-bench` starts the control variates from a random net instead of zero, and `pacfl` divides their changes by the
-    cohort instead of by all clients. Both weigh by samples; that they correct outside of momentum is not repeated."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.optimizer != "sgd":
@@ -67,28 +64,21 @@ class Scaffold(Method):
 
     def begin(self, fed: Federation) -> State:
         """A fresh model, and no correction: all control variates start at zero."""
-        return State(fed.new_model(), self._first(fed), len(fed.clients))
+        model = fed.new_model()
+        return State(model, model.zeros(), len(fed.clients))
 
     def round(self, fed: Federation, state: State) -> State:
         """Let the cohort train with correction; move the model and the server's control variate."""
         cohort = fed.sample(self.participation)
         inputs = {"start": state.model, "control": state.control}
-        if self.compat == "niid-bench":
-            inputs["first"] = self._first(fed)
-        weighs_momentum = self.compat == "none"
-        replies = fed.run(controlled_training, cohort, shared=inputs, local=self.local, weighs_momentum=weighs_momentum)
+        replies = fed.run(controlled_training, cohort, shared=inputs, local=self.local)
+        return self.step(state, replies, state.clients, max(state.clients, len(fed.clients)))
+
+    def step(self, state: State, replies: Replies, known: int, clients: int) -> State:
+        """The server's step; the control variate was a mean over `known` clients, and there are so many in all."""
         model, _ = server_steps.momentum(state.model, replies.average(self.weighting), None, self.server_rate)
-        known, clients = state.clients, max(state.clients, len(fed.clients))
-        if self.compat == "pacfl":
-            known = clients = len(replies)
         control = server_steps.mean_over_all(state.control, known, replies.control_change, clients)
         return State(model, control, clients)
-
-    def _first(self, fed: Federation) -> Changes:
-        """What control variates start from."""
-        if self.compat == "niid-bench":
-            return Changes(fed.net, fed.new_models(2)[1].parameters)
-        return fed.new_model().zeros()
 
     def serve(self, fed: Federation, state: State) -> Served:
         """The one model."""
@@ -96,18 +86,18 @@ class Scaffold(Method):
 
 
 @program
-def controlled_training(
-    clients: Clients,
-    start: Models,
-    control: Changes,
-    local: LocalTraining,
-    first: Changes | None = None,
-    weighs_momentum: bool = True,
-) -> Outputs:
+def controlled_training(clients: Clients, start: Models, control: Changes, local: LocalTraining) -> Outputs:
     """SCAFFOLD's client, option II: c_i+ = c_i - c + (x - y_i) / (K eta_l)."""
-    own = clients.state("control", otherwise=start.zeros() if first is None else first)
+    return train_controlled(clients, start, control, local, start.zeros(), local.momentum)
+
+
+def train_controlled(
+    clients: Clients, start: Models, control: Changes, local: LocalTraining, first: Changes, momentum: float
+) -> Outputs:
+    """The same from a first control variate, counting how many gradients steps with some momentum add up."""
+    own = clients.state("control", otherwise=first)
     trained = clients.train(start, local, push=control - own)
-    gradients = server_steps.weight_of_steps(trained.steps, local.momentum if weighs_momentum else 0)
+    gradients = server_steps.weight_of_steps(trained.steps, momentum)
     new = server_steps.control_variate(own, control, start, trained.models, gradients * local.rate)
     clients.keep(control=new)
     return {"model": trained.models, "control_change": new - own}

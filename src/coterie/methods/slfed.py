@@ -17,11 +17,10 @@ of shares.
 | sigma, SHR, RSP | the similarity s of a contributor, its shares (Eq. 17), sums of shares (Eq. 18) |
 | PAM | the mixed model (M + sum of sigma_i M_i) / (1 + sum of sigma_i) (Eq. 19), which the client then keeps |
 
-**What is sent.** Between clients, as letters that the server cannot open: synthetic samples and counts to those that a
-client meets, opinions to the same, a request to each contributor with its weight and the list of all, n (n - 1) shares
-of the size of a model among n contributors, and n sums to the client. The server draws who meets whom and hands letters
-on: it sees who writes to whom, how much, and whose training went well. With `topology=server` it is trusted
-instead (Section 7.4): it gets every model and every weight, and sends mixed models back.
+**What is sent.** Synthetic samples and counts to those that a client meets, opinions to the same, a request to each
+contributor with its weight and the list of all, n (n - 1) shares of the size of a model among n contributors, and n
+sums to the client. The server draws who meets whom, and hands letters on that it cannot open. With `topology=server` it
+is trusted instead (Section 7.4).
 
 **Who learns what.** All are honest but curious. A client learns weak synthetic samples and predicted classes of those
 that it meets, everybody's opinions as far as they are told, and the weighted sum of its contributors' models. A sum of
@@ -41,25 +40,23 @@ model that is mixed is the one after local training, where the text also speaks 
 """
 
 from collections.abc import Callable, Mapping
-from itertools import zip_longest
 from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from coterie.clients import secure_sums, sharing
+from coterie.clients import secure_sums
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
-from coterie.clients.synthesis import class_counts, unpacked
+from coterie.clients.synthesis import class_counts, last_refresh
 from coterie.clients.synthesis import synthetic as synthetic_samples
 from coterie.core.arrays import everywhere
 from coterie.core.errors import SettingsError
 from coterie.core.fields import Count, NonNegative, Positive, at_least
 from coterie.core.records import state
 from coterie.moves import mixing, trust
-from coterie.nets.stacks import Changes, Models, distances
+from coterie.moves.encounters import Names, adopt, choose, combine, judge, respond, share, show_opinions, weigh
 from coterie.server import serving
 from coterie.server.federation import Federation, Replies
 from coterie.server.method import Method, method
@@ -67,8 +64,6 @@ from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 __all__ = ["SLFed"]
-
-Names = tuple[str, ...]
 
 
 @state
@@ -79,6 +74,12 @@ class State:
 @method("slfed")
 class SLFed(Method):
     """Every client mixes its own model by its opinion of the others. (Palanisamy Sundar et al., ARES 2024)"""
+
+    sends = "samples, counts, opinions and shares of models between clients; to a trusted server models"
+    gives_away = (
+        "weak synthetic samples and predicted classes to those it meets, sums of models to those who ask; to the "
+        "server who writes to whom, how much, and whether training went well, or, if that is trusted, its model"
+    )
 
     direct: Count = 2
     """DS: how many others a client picks to meet in a round; who is picked meets it too. The paper's choice."""
@@ -134,21 +135,13 @@ class SLFed(Method):
 
     def round(self, fed: Federation, state: State) -> State:
         """Train, meet, form opinions, choose contributors, and mix."""
-        names = tuple(fed.names)
-        cohort = fed.sample(self.participation)
+        names, cohort = tuple(fed.names), fed.sample(self.participation)
         gan = LocalTraining(steps=self.gan_steps, batch=32, rate=self.gan_rate, momentum=0.5, clip=1.0)
-        here = fed.run(
-            introduce,
-            cohort,
-            each={"links": self._links(fed, cohort)},
-            names=names,
-            local=self.local,
-            gan=gan,
-            synthetic=self.synthetic,
-            since=last_refresh(fed.round, self.gan_refresh),
-        )
-        here = fed.run(judge, here.clients, letters=here.letters, names=names)
-        here = fed.run(weigh, here.clients, letters=here.letters, names=names, store=self.opinions)
+        told: dict[str, Any] = {"names": names, "local": self.local, "gan": gan, "synthetic": self.synthetic}
+        told["since"] = last_refresh(fed.round, self.gan_refresh)
+        here = fed.run(introduce, cohort, each={"links": self._links(fed, cohort)}, **told)
+        here = fed.then(here, judge, names=names)
+        here = fed.then(here, weigh, names=names, store=self.opinions)
         if self.topology == "server":
             self._mix(fed, fed.run, here)
         elif self.rehearse or fed.real:
@@ -159,47 +152,35 @@ class SLFed(Method):
 
     def _links(self, fed: Federation, cohort: np.ndarray) -> np.ndarray:
         """Who meets whom, [cohort, client]: drawn by name, so that it does not matter how clients are numbered."""
-        order = sorted(cohort, key=lambda client: fed.names[client])
-        links = np.zeros((len(fed.names), len(fed.names)), dtype=bool)
+        order, links = sorted(cohort, key=fed.names.__getitem__), np.zeros((len(fed.names),) * 2, dtype=bool)
         rngs = [fed.generator(f"meetings of {fed.names[client]}") for client in order]
         links[np.ix_(order, order)] = trust.meetings(rngs, self.direct)
         return links[cohort]
 
-    def _choose(self, fed: Federation, ask: Callable[..., Replies], here: Replies, reveal: bool) -> Replies:
-        names = tuple(fed.names)
-        present = tuple(names[client] for client in here.clients)
-        settings = {"names": names, "present": present, "store": self.opinions, "reveal": reveal}
-        return ask(choose, here.clients, letters=here.letters, **settings)
+    def _chosen(self, fed: Federation, ask: Callable[..., Replies], here: Replies, reveal: bool) -> Replies:
+        """Contributors, asked by letters or revealed to the server."""
+        present = tuple(fed.names[client] for client in here.clients)
+        told = {"names": tuple(fed.names), "present": present, "store": self.opinions, "reveal": reveal}
+        return ask(choose, here.clients, letters=here.letters, **told)
 
     def _exchange(self, fed: Federation, here: Replies) -> None:
         """The sums by letters between clients."""
-        names = tuple(fed.names)
-        here = self._choose(fed, fed.run, here, reveal=False)
-        here = fed.run(share, here.clients, letters=here.letters, names=names, mode=self.sharing)
+        told: dict[str, Any] = {"names": tuple(fed.names), "mode": self.sharing}
+        here = fed.then(self._chosen(fed, fed.run, here, reveal=False), share, **told)
         if self.sharing != "none":
-            here = fed.run(respond, here.clients, letters=here.letters, names=names, mode=self.sharing)
-        fed.run(combine, here.clients, letters=here.letters, names=names)
+            here = fed.then(here, respond, **told)
+        fed.then(here, combine, names=tuple(fed.names))
 
     def _mix(self, fed: Federation, ask: Callable[..., Replies], here: Replies) -> Tensor:
         """The sums by somebody who sees all models: how many contributors each client has, [client]."""
-        here = self._choose(fed, ask, here, reveal=True)
+        here = self._chosen(fed, ask, here, reveal=True)
         similarity = here.similarity[:, here.clients].cpu()
         weights = mixing.personal(similarity)
-        if self.server_clip:
-            bounded = mixing.clipped(weights, distances(here.model.parameters), self.server_clip)
-            mixed = bounded @ here.model + self._noise(fed, weights, here.model)
-        else:
-            mixed = weights @ here.model
-        ask(adopt, here.clients, each={"model": mixed})
-        return (similarity > 0).sum(dim=1)
-
-    def _noise(self, fed: Federation, weights: Tensor, models: Models) -> Changes:
-        """Noise in proportion to what the heaviest contributor of each client can do."""
-        heaviest = (weights - torch.diag(weights.diagonal())).amax(dim=1)
         # In earnest, noise that a seed can repeat protects nobody.
         rng = np.random.default_rng() if fed.real else fed.generator("noise")
-        noise = torch.from_numpy(rng.standard_normal(models.parameters.shape))
-        return Changes(models.net, noise.to(models.parameters)) * (self.server_noise * self.server_clip * heaviest)
+        mixed = mixing.bounded(weights, here.model, self.server_clip, self.server_noise, rng)
+        ask(adopt, here.clients, each={"model": mixed})
+        return (similarity > 0).sum(dim=1)
 
     def _charge(self, fed: Federation, contributors: Tensor) -> None:
         """Count what the letters of an exchange would have been for so many contributors of each client, [client]."""
@@ -217,67 +198,11 @@ class SLFed(Method):
         if fed.real:
             return {}
         held = fed.shortcut(show_opinions, names=tuple(fed.names))
-        everybody = held.uncertainty.cpu().numpy()
-        known = everybody < 1
-        opinions = np.stack([np.zeros_like(everybody), 1 - everybody, everybody], axis=-1)
-        with np.errstate(invalid="ignore"):
-            mean = np.where(known, everybody, 0).sum(axis=1) / known.sum(axis=1)
-        found = {"uncertainty": mean, "chosen": trust.trusted(opinions).sum(axis=1), "known": known.sum(axis=1)}
-        rows = {name: np.full(len(fed.names), np.nan) for name in found}
-        for name, values in found.items():
-            rows[name][held.clients] = values
+        found = trust.summarised(held.uncertainty.cpu().numpy())
+        unknown = torch.empty(0, dtype=torch.float64)
+        rows = {name: fed.updated(unknown, held.clients, values, otherwise=np.nan) for name, values in found.items()}
         mixed = mixing.personal(held.similarity[:, held.clients].cpu())
         return {**rows, "mixing": everywhere(mixed, held.clients, len(fed.names))}
-
-
-def last_refresh(round: int, every: int) -> int:  # noqa: A002
-    """The last round so far in which synthetic samples are made anew: 1, then three times `every` rounds later, and
-    then after twice as many rounds each time."""
-    last, made = 1, 1
-    while every and last + every <= round:
-        last, made = last + every, made + 1
-        every *= 2 if made > 3 else 1
-    return last
-
-
-# What a client keeps about every other one, in float64: evidence, opinion, and notes within a round
-
-_EVIDENCE, _OPINION = slice(0, 2), slice(2, 5)
-_ALIKE, _SIGMA, _HEARD = 5, 6, 7
-_UNSEEN = -1.0
-_STRANGER = np.array([1.0, 1.0, *trust.NOTHING, _UNSEEN, 0.0, 1.0])
-
-_BLOCK = 32
-"""Clients in a block: others may join in mid-run, but what is kept under a name may not change its shape."""
-
-
-def _recall(clients: Clients, names: Names) -> np.ndarray:
-    """The table of each client, [client, other, column]."""
-    fresh = torch.from_numpy(_STRANGER).expand(len(clients), _BLOCK, -1)
-    blocks = [clients.state(f"others {first}", fresh).cpu().numpy() for first in range(0, len(names), _BLOCK)]
-    return np.concatenate(blocks, axis=1)[:, : len(names)].copy()
-
-
-def _remember(clients: Clients, table: np.ndarray) -> None:
-    for first in range(0, table.shape[1], _BLOCK):
-        block = np.tile(_STRANGER, (len(clients), _BLOCK, 1))
-        part = table[:, first : first + _BLOCK]
-        block[:, : part.shape[1]] = part
-        clients.keep(**{f"others {first}": torch.from_numpy(block)})
-
-
-def _places(clients: Clients, names: Names) -> list[int]:
-    return [names.index(name) for name in clients.names]
-
-
-def _counted(clients: Clients, models: Models, samples: Tensor, bounds: Tensor) -> Tensor:
-    """The classes that models see in packed samples, which are unpacked where the models are: there are many."""
-    device = clients.net.device
-    return class_counts(clients, models, unpacked(samples.to(device), bounds.to(device)))
-
-
-def _cosine(left: Tensor, right: Tensor) -> float:
-    return float(F.cosine_similarity(left.double(), right.double(), dim=0).clamp(0, 1))
 
 
 # The clients' side
@@ -290,107 +215,9 @@ def introduce(
     """Train the own model, make synthetic samples if those at hand are from before `since`, and show them."""
     own = clients.train(clients.state("model", otherwise=clients.initial()), local).models
     shown, bounds = synthetic_samples(clients, gan, synthetic, since)
-    counts = _counted(clients, own, shown, bounds)
+    counts = class_counts(clients, own, shown, bounds)
     clients.keep(model=own, counts=counts)
-    for row, peers in enumerate(links.cpu()):
-        for peer in peers.nonzero()[:, 0].tolist():
-            clients.write(row, names[peer], "samples", samples=shown[row], bounds=bounds[row], counts=counts[row])
+    for row, peer in links.cpu().nonzero().tolist():
+        clients.write(row, names[peer], "samples", samples=shown[row], bounds=bounds[row], counts=counts[row])
     # A model that is beyond numbers is nothing to share: who has one is left out of the round.
-    well = torch.cat(own.tensors, dim=1).abs().amax(dim=1) <= sharing.LARGEST
-    return {"well": torch.where(well, 1.0, torch.nan)}
-
-
-@program(letters=True)
-def judge(clients: Clients, names: Names) -> None:
-    """Count the classes that the own model sees in others' samples, compare with theirs, and tell them."""
-    own, table = clients.state("model"), _recall(clients, names)
-    table[..., _ALIKE] = _UNSEEN
-    received = [clients.letters(row, "samples") for row in range(len(clients))]
-    for letters in zip_longest(*received):  # the first letter of every client, the second ...
-        some = next(letter for letter in letters if letter is not None)  # who has fewer looks at another's in vain
-        contents = [(letter or some).content for letter in letters]
-        samples, bounds = (torch.stack([content[name] for content in contents]) for name in ("samples", "bounds"))
-        for row, counts in enumerate(_counted(clients, own, samples, bounds)):
-            if (letter := letters[row]) is not None:
-                table[row, names.index(letter.sender), _ALIKE] = _cosine(counts, letter.content["counts"])
-                clients.write(row, letter.sender, "counts", counts=counts)
-    _remember(clients, table)
-
-
-@program(letters=True)
-def weigh(clients: Clients, names: Names, store: trust.Store) -> None:
-    """Turn encounters into evidence and opinions, and tell these to those who were met."""
-    own, table = clients.state("counts").cpu(), _recall(clients, names)
-    similarity = np.full(table.shape[:2], np.nan)
-    for row in range(len(clients)):
-        for letter in clients.letters(row, "counts"):
-            other = names.index(letter.sender)
-            on_own, on_other = _cosine(own[row], letter.content["counts"]), table[row, other, _ALIKE]
-            if on_other != _UNSEEN:  # a letter may be lost one way
-                similarity[row, other] = (on_own + on_other) / 2  # Eq. 2
-    table[..., _EVIDENCE], table[..., _OPINION] = trust.met(
-        table[..., _EVIDENCE], table[..., _OPINION], similarity, store
-    )
-    _remember(clients, table)
-    for row, other in np.argwhere(~np.isnan(similarity)).tolist():
-        clients.write(row, names[other], "opinions", opinions=torch.from_numpy(table[row, :, _OPINION]))
-
-
-@program(letters=True)
-def choose(clients: Clients, names: Names, present: Names, store: trust.Store, reveal: bool) -> Outputs:
-    """Hear what others think, choose contributors among those present, and ask them, or tell the weights."""
-    table = _recall(clients, names)
-    there = np.isin(names, present)
-    for row, me in enumerate(_places(clients, names)):
-        told = {names.index(at.sender): at.content["opinions"].numpy() for at in clients.letters(row, "opinions")}
-        opinions = trust.heard(table[row, :, _OPINION], me, told)
-        chosen = trust.trusted(opinions) & there
-        chosen &= chosen.sum() > 1  # a sum of one model would be that model
-        table[row, :, _SIGMA] = np.where(chosen, opinions[:, 0], 0)
-        table[row, :, _HEARD] = opinions[:, 2]
-        if store == "persistent":
-            table[row, :, _OPINION] = opinions
-    _remember(clients, table)
-    sigma = torch.from_numpy(table[..., _SIGMA])
-    if reveal:
-        return {"model": clients.state("model"), "similarity": sigma}
-    for row, weights in enumerate(sigma):
-        secure_sums.ask(clients, row, names, weights)
-    return {}
-
-
-@program
-def show_opinions(clients: Clients, names: Names) -> Outputs:
-    """How uncertain each client is of the others, and what they counted for in its model; for simulations alone."""
-    table = torch.from_numpy(_recall(clients, names))
-    return {"uncertainty": table[..., _HEARD], "similarity": table[..., _SIGMA]}
-
-
-@program
-def adopt(clients: Clients, model: Models) -> None:
-    """Keep the mixed model."""
-    clients.keep(model=model)
-
-
-@program(letters=True)
-def share(clients: Clients, names: Names, mode: secure_sums.Mode) -> None:
-    """Split the own model, times its weight, among all contributors of everybody who asked (Eq. 17)."""
-    secure_sums.send_shares(clients, names, clients.state("model"), mode)
-
-
-@program(letters=True)
-def respond(clients: Clients, names: Names, mode: sharing.Mode) -> None:
-    """Send everybody who asked the sum of the shares that were received, and of the own one (Eq. 18)."""
-    secure_sums.send_sums(clients, names, clients.state("model"), mode)
-
-
-@program
-def combine(clients: Clients, names: Names) -> None:
-    """Mix the own model with the sum of the contributors', if all of them have answered (Eq. 19)."""
-    own, sigma = clients.state("model"), torch.from_numpy(_recall(clients, names)[..., _SIGMA])
-    mixed = secure_sums.flat(own)
-    for row, weights in enumerate(sigma):
-        if (total := secure_sums.received(clients, row, names, weights)) is not None:
-            mixed[row] = (mixed[row] + total) / (1 + weights.sum())
-    parts = mixed.to(own.parameters).split([tensor.shape[1] for tensor in own.tensors], dim=1)
-    clients.keep(model=Models(own.net, *parts))
+    return {"well": torch.where(secure_sums.can_be_shared(own), 1.0, torch.nan)}

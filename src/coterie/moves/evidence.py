@@ -18,6 +18,7 @@ __all__ = [
     "dominant_label",
     "inference_similarity",
     "label_shares",
+    "leading_vectors",
     "prediction_similarity",
     "subspace_angle",
     "update_cosine",
@@ -184,3 +185,15 @@ def _rows(name: str, values: Any) -> Tensor:
     if not finite.all():
         raise SettingsError(f"{name}: client {int(finite.int().argmin())} has numbers that are not finite")
     return rows
+
+
+def leading_vectors(x: Tensor, count: int) -> Tensor:
+    """Orthonormal vectors [feature, vector] that hold most of samples [sample, feature]; zeros if there are fewer."""
+    found = torch.zeros(x.shape[1], count, dtype=torch.float64, device=x.device)
+    if len(x):
+        _, values, rows = torch.linalg.svd(x.double(), full_matrices=False)
+        rows = rows[:count][values[:count] > 1e-9 * values[0].clamp(min=1e-300)]
+        # The sign of a singular vector is anybody's choice: its largest number is positive, on every machine.
+        largest = rows.gather(1, rows.abs().argmax(dim=1, keepdim=True))
+        found[:, : len(rows)] = (rows * largest.sign()).T
+    return found

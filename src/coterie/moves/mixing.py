@@ -13,8 +13,10 @@ from torch import Tensor
 from coterie.core.arrays import as_counts, as_square
 from coterie.core.errors import SettingsError
 from coterie.moves.grouping import Grouping
+from coterie.nets.stacks import Changes, Models, distances
 
 __all__ = [
+    "bounded",
     "by_information",
     "by_samples",
     "cafa_weights",
@@ -98,6 +100,20 @@ def clipped(weights: Any, distance: Any, limit: float) -> Tensor:
     np.fill_diagonal(bounded, 0)
     np.fill_diagonal(bounded, 1 - bounded.sum(axis=1))
     return torch.from_numpy(bounded)
+
+
+def bounded(weights: Tensor, models: Models, clip: float, noise: float, rng: np.random.Generator) -> Models:
+    """Mixed models [client] of which a single contributor moves none by more than its weight times `clip`, with noise.
+
+    The noise is Gaussian on every parameter, with a deviation of `noise` times what the heaviest contributor can do. A
+    `clip` of 0 is no bound, and there is no noise then.
+    """
+    if not clip:
+        return weights @ models
+    heaviest = (weights - torch.diag(weights.diagonal())).amax(dim=1)
+    drawn = torch.from_numpy(rng.standard_normal(models.parameters.shape)).to(models.parameters)
+    mixed = clipped(weights, distances(models.parameters), clip) @ models
+    return mixed + Changes(models.net, drawn) * (noise * clip * heaviest)
 
 
 def responsibilities(losses: Tensor, shares: Tensor) -> Tensor:

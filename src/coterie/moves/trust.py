@@ -29,6 +29,7 @@ __all__ = [
     "meetings",
     "met",
     "opinion",
+    "summarised",
     "trusted",
     "uncertainty_threshold",
 ]
@@ -148,6 +149,15 @@ def heard(own: np.ndarray, me: int, told: Mapping[int, np.ndarray]) -> np.ndarra
         second_hand[me] = second_hand[other] = NOTHING
         result = consensus(result, second_hand)
     return result
+
+
+def summarised(uncertainty: np.ndarray) -> dict[str, np.ndarray]:
+    """Of uncertainties [client, other]: their mean over those that are known, and how many are chosen and known."""
+    known = uncertainty < 1
+    opinions = np.stack([np.zeros_like(uncertainty), 1 - uncertainty, uncertainty], axis=-1)
+    with np.errstate(invalid="ignore"):
+        mean = np.where(known, uncertainty, 0).sum(axis=1) / known.sum(axis=1)
+    return {"uncertainty": mean, "chosen": trusted(opinions).sum(axis=1), "known": known.sum(axis=1)}
 
 
 # The trust layer without any learning

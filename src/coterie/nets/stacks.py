@@ -57,10 +57,21 @@ class Stack:
         return type(self)(self.net, *tensors)
 
     def __getitem__(self: S, index: Any) -> S:
-        """Rows, as for a tensor."""
+        """Rows, as for a tensor. Places may lie on the host, wherever the stack is."""
         if not self.shape:
             raise TypeError("a single model has no rows")
+        index = self._here(index)
         return self._with(*(tensor[index] for tensor in self.tensors))
+
+    def _here(self, index: Any) -> Any:
+        """An index with its tensors where the stack is."""
+        if isinstance(index, tuple):
+            return tuple(map(self._here, index))
+        return index.to(self.parameters.device) if isinstance(index, Tensor) else index
+
+    def chosen(self: S, choice: Tensor) -> S:
+        """Of several per client, [client, model], the one at each client's place `choice` [client]."""
+        return self[torch.arange(len(choice)), choice]
 
     def expand(self: S, *shape: int) -> S:
         """The same stack with leading axes added in front, without a copy."""

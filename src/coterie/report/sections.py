@@ -1,9 +1,6 @@
 """The parts of a page about runs: their table, what each client gained, figures, what it cost, the settings."""
 
-import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from inspect import getdoc
 from typing import Any
 
 import numpy as np
@@ -252,12 +249,10 @@ def _once(rows: Iterable[list[str]]) -> list[list[str]]:
 
 
 def _given_away(some: Sequence[StoredRun]) -> str:
-    """What a client gives away, in the words of the method's own file, or else by what it sent."""
+    """What a client gives away, as the method says, or else by what it sent."""
     name = some[0].settings.get("method", {}).get("name", "") if some else ""
-    if name in methods:
-        text = " ".join((getdoc(sys.modules[methods[name].__module__]) or "").replace("**", "").split())
-        if said := re.findall(r"(?:^|(?<=\. ))[^.]*\bgives? away\b[^.]*\.(?!\w)", text):
-            return " ".join(said)
+    if name in methods and methods[name].gives_away:
+        return f"A client gives away {methods[name].gives_away}."
     sent = (some[0].summary or {}).get("ledger", {}) if some else {}
     kinds_sent = [_KINDS.get(kind, kind) for direction in ("up", "peer") for kind in sent.get(direction, {})]
     return f"it sends {', '.join(dict.fromkeys(kinds_sent))}." if kinds_sent else "nothing: it sends nothing."

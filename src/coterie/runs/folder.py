@@ -197,7 +197,8 @@ class RunFolder:
             seconds = json.loads(self._clock.read_text(encoding="utf-8"))["seconds"]
         except (OSError, ValueError, KeyError):
             seconds = 0.0
-        return Checkpoint(content["state"], content["federation"], seconds, **kept)
+        found = content.get("findings", {})
+        return Checkpoint(content["state"], content["federation"], seconds, **kept, findings=found)
 
     def _rewrite(self, records: Mapping[str, Iterable[Record]]) -> None:
         """Drop lines of rounds that are not in the checkpoint: they will be run again, and written again."""
@@ -229,7 +230,8 @@ class RunFolder:
 
     def _save(self, checkpoint: Checkpoint) -> None:
         started = time.monotonic()
-        codec.write(self._state, {"state": checkpoint.state, "federation": checkpoint.federation})
+        content = {"state": checkpoint.state, "federation": checkpoint.federation}
+        codec.write(self._state, content | ({"findings": checkpoint.findings} if checkpoint.findings else {}))
         write_whole(self._clock, json.dumps({"seconds": round(checkpoint.seconds, 3)}) + "\n")
         self._saved = time.monotonic()
         self._cost = self._saved - started

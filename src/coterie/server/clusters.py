@@ -3,11 +3,11 @@
 What methods share that group clients in one round and train the groups apart in the next.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from coterie.core.records import state
@@ -38,23 +38,30 @@ class Clusters:
     @classmethod
     def found(cls, fed: Federation, replies: Replies, grouping: Grouping, weighting: str = "samples") -> "Clusters":
         """Those of the clients that answered, each with its members' mean; the others are in none."""
-        samples = replies.samples if weighting == "samples" else torch.ones(len(replies))
-        nobody = cls(mixing.by_samples(samples, grouping) @ replies.model, torch.empty(0, dtype=torch.int64))
+        means = mixing.by_samples(replies.counts(weighting), grouping) @ replies.model
+        nobody = cls(means, torch.empty(0, dtype=torch.int64))
         return nobody.joined(fed, replies.clients, grouping.labels)
 
     def of(self, fed: Federation) -> Tensor:
         """Each client's cluster, [client], with those that have come since."""
-        return F.pad(self.labels, (0, len(fed.names) - len(self.labels)), value=-1)
+        return fed.grown(self.labels, -1)
 
     def missing(self, fed: Federation) -> np.ndarray:
         """Positions of the clients that are there but in no cluster."""
-        return fed.clients[(self.of(fed)[fed.clients] < 0).numpy()]
+        return fed.unplaced(self.labels)
 
     def joined(self, fed: Federation, clients: np.ndarray, labels: Any) -> "Clusters":
         """With some clients put in clusters."""
-        all_labels = self.of(fed).clone()
-        all_labels[clients] = torch.as_tensor(labels, dtype=torch.int64)
-        return Clusters(self.models, all_labels)
+        return Clusters(self.models, fed.updated(self.labels, clients, labels, otherwise=-1))
+
+    def placed(self, fed: Federation, replies: Replies, nearest: Callable[[Models], Any]) -> "Clusters":
+        """With those put in clusters that answered and are in none: `nearest` says in which, by what they sent."""
+        late = np.flatnonzero((self.of(fed)[replies.clients] < 0).numpy())
+        return self.joined(fed, replies.clients[late], nearest(replies.model[late])) if len(late) else self
+
+    def cohort(self, fed: Federation, participation: float) -> np.ndarray:
+        """Who trains in a round: a share of every cluster, and everybody who is in none yet."""
+        return np.union1d(self.sample(fed, participation), self.missing(fed))
 
     def sample(self, fed: Federation, participation: float) -> np.ndarray:
         """A cohort with its share of every cluster, at least one client of each that has somebody there."""
@@ -66,7 +73,7 @@ class Clusters:
     def start(self, fed: Federation, clients: np.ndarray, otherwise: Models | None = None) -> Models:
         """The model that each of some clients trains from, [client]: its cluster's, or another if it is in none."""
         models = self.models if otherwise is None else Models.cat([self.models, otherwise.expand(1)])
-        return models[self.of(fed)[clients].to(models.parameters.device)]  # -1 is the last
+        return models[self.of(fed)[clients]]  # -1 is the last
 
     def averaged(self, fed: Federation, replies: Replies, weighting: str = "samples") -> "Clusters":
         """Each cluster's model replaced by the mean of what its members sent; where none did, it stays.

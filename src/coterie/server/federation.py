@@ -154,9 +154,13 @@ class Replies:
             return outputs[name]
         raise AttributeError(f"the program returned no {name!r}, only {', '.join(outputs) or 'nothing'}")
 
+    def counts(self, weighting: str = "samples") -> Tensor:
+        """What the clients count for, [client]: their samples, or all the same."""
+        return self.samples if weighting == "samples" else torch.ones(len(self))
+
     def weights(self, weighting: str = "samples") -> Tensor:
         """What the clients weigh in a mean, [client]: in proportion to their samples, or all the same."""
-        return (mixing.by_samples(self.samples) if weighting == "samples" else mixing.uniform(len(self)))[0]
+        return mixing.by_samples(self.counts(weighting))[0]
 
     @property
     def samples(self) -> Tensor:
@@ -169,7 +173,7 @@ class Replies:
         With `by` [client], the group of each client that answered, it is one per group, [group]; `otherwise` [group]
         are those of groups from which nobody answered, which stay to the last bit.
         """
-        samples = self.samples if weighting == "samples" else torch.ones(len(self))
+        samples = self.counts(weighting)
         if by is None:
             return (mixing.by_samples(samples) @ self.outputs[of])[0]
         membership = torch.as_tensor(by).cpu() == torch.arange(len(otherwise))[:, None]  # [group, client]
@@ -247,11 +251,39 @@ class Federation:
         """A generator for the server's draws, keyed by purpose and round."""
         return generator(self.seed, "server", purpose, self.round)
 
-    def sample(self, participation: float = 1.0) -> np.ndarray:
-        """The cohort of this round: a share of the clients that are there, each equally likely."""
-        present = self.clients
+    def sample(self, participation: float = 1.0, among: np.ndarray | None = None) -> np.ndarray:
+        """The cohort of this round: a share of the clients that are there, or of some of them, each equally likely."""
+        present = self.clients if among is None else among
         count = sampling.cohort_size(participation, len(present))
         return sampling.uniform(present, count, self.generator("sample"))
+
+    # What the server knows of every client, who may be more in every round
+
+    def grown(self, values: Any, otherwise: float = 0, axis: int = 0) -> Any:
+        """Values of all clients, along an axis, with those that have joined since: `otherwise`, or no change."""
+        if isinstance(values, Changes):
+            return Changes(values.net, self.grown(values.parameters))
+        shape = list(values.shape)
+        shape[axis] = len(self.names) - shape[axis]
+        return torch.cat([values, values.new_full(shape, otherwise)], dim=axis)
+
+    def updated(self, values: Any, clients: np.ndarray, rows: Any, otherwise: float = 0) -> Any:
+        """Values of all clients [client, ...] after some of them have told theirs."""
+        values = self.grown(values, otherwise)
+        if isinstance(values, Changes):
+            return Changes(values.net, self.updated(values.parameters, clients, rows.parameters))
+        values = values.clone()
+        values[torch.from_numpy(clients)] = torch.as_tensor(rows).to(values)
+        return values
+
+    def unplaced(self, labels: Tensor) -> np.ndarray:
+        """Positions of the clients that are there and have no label yet, or one below 0."""
+        return self.clients[(self.grown(labels, -1)[self.clients] < 0).numpy()]
+
+    def is_due(self, first: int, every: int = 0) -> bool:
+        """Whether something that is done in a round, and then every so many rounds (0: never again), is done now."""
+        since = self.round - first
+        return since == 0 or (since > 0 and every > 0 and since % every == 0)
 
     @property
     def server(self) -> "ServerData":
@@ -271,13 +303,28 @@ class Federation:
         """Run a program on clients and bring back what it returns.
 
         `each` gives inputs with a row per client, `shared` the same input to all: one value for the program's first
-        input, or a dict by name; `letters` are those of earlier replies. Everything else is a setting. Inside the
+        input, or a dict by name. A single model is the same for all wherever it stands. `letters` are those of earlier
+        replies. Everything else is a setting. Inside the
         program every input has the client as first axis. Clients that do not answer, or answer with numbers that are
         not finite, are missing in the replies.
         """
         if program.scoring:
             raise CoterieError(f"program {program.name} reads test data: it is for scoring, not for methods")
         return self._run(program, clients, each, shared, settings, letters=letters)
+
+    def ask(self, program: Program, clients: np.ndarray, **settings: Any) -> Replies | None:
+        """What clients answer to a question, if there is somebody to ask and anybody answers.
+
+        It is for what can be asked again in the next round: the others can do without it.
+        """
+        try:
+            return self.run(program, clients, **settings) if len(clients) else None
+        except NoAnswerError:
+            return None
+
+    def then(self, replies: Replies, program: Program, **settings: Any) -> Replies:
+        """The next program of a protocol: on those that have answered, with the letters that they have written."""
+        return self.run(program, replies.clients, letters=replies.letters, **settings)
 
     def shortcut(
         self,
@@ -334,11 +381,15 @@ class Federation:
             raise CoterieError("a client is asked twice in one call")
         if clients is not None and each is not None and (np.diff(np.asarray(clients)) < 0).any():
             raise CoterieError("clients must be in ascending order, as their rows in `each` are")
+        own, common = _bound(program, each, self.net.dtype), _bound(program, shared, self.net.dtype)
+        for name in [name for name, value in own.items() if isinstance(value, Stack) and not value.shape]:
+            common[name] = own.pop(name)
+        _check_rows(program, own, len(positions))
         call = Call(
             program,
             positions,
-            _bound(program, each, self.net.dtype, rows=len(positions)),
-            _bound(program, shared, self.net.dtype),
+            own,
+            common,
             {name: self._resolved(value) for name, value in settings.items()},
             self._at(scoring),
             letters or Letters(),
@@ -472,7 +523,7 @@ class ServerData:
         return self._clients.label_counts()[0]
 
 
-def _bound(program: Program, values: Any, dtype: torch.dtype, rows: int | None = None) -> dict[str, Value]:
+def _bound(program: Program, values: Any, dtype: torch.dtype) -> dict[str, Value]:
     """Inputs by name: a single value is for the program's first input. Plain numbers come in the models' precision."""
     if values is None:
         return {}
@@ -480,13 +531,15 @@ def _bound(program: Program, values: Any, dtype: torch.dtype, rows: int | None =
         if not program.inputs:
             raise CoterieError(f"program {program.name} takes no inputs")
         values = {program.inputs[0]: values}
-    bound = {
+    return {
         name: value if isinstance(value, Models | Changes) else _tensor(value, dtype) for name, value in values.items()
     }
-    for name, value in bound.items():
-        if rows is not None and (not value.shape or value.shape[0] != rows):
-            raise CoterieError(f"program {program.name}: {name} has shape {tuple(value.shape)} for {rows} clients")
-    return bound
+
+
+def _check_rows(program: Program, each: Mapping[str, Value], clients: int) -> None:
+    for name, value in each.items():
+        if not value.shape or value.shape[0] != clients:
+            raise CoterieError(f"program {program.name}: {name} has shape {tuple(value.shape)} for {clients} clients")
 
 
 def _tensor(value: Any, dtype: torch.dtype) -> Tensor:

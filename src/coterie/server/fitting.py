@@ -19,7 +19,7 @@ from coterie.training.local import LocalTraining
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Checkpoint", "Observer", "Procedure", "Result", "fit"]
+__all__ = ["Checkpoint", "Noted", "Observer", "Procedure", "Result", "fit"]
 
 log = logging.getLogger("coterie")
 
@@ -37,6 +37,20 @@ class Checkpoint:
     rounds: list[Record] = field(default_factory=list)
     groups: list[Record] = field(default_factory=list)
     insights: list[Record] = field(default_factory=list)
+    findings: Record = field(default_factory=dict)
+    """What the method has noted last under each name, if insights are recorded."""
+
+
+@dataclass(frozen=True)
+class Noted:
+    """A method's state, and what figures show of how it came about: arrays with the client as first axis, by name.
+
+    `begin` and `round` may give it instead of the bare state. What was noted last under a name is recorded with every
+    evaluated round, if `Scoring.insights` asks for that; nothing of it is carried in the state.
+    """
+
+    state: Any
+    findings: Mapping[str, Any]
 
 
 class Procedure(Protocol):
@@ -134,54 +148,89 @@ def fit(
     scoring.check(fed)
     truth = fed.true_groups if true_groups is None else np.asarray(true_groups)
     fed.begin(method.rounds, keep_last="last" in scoring.views, test_data=method.reads_test_data)
-    started = time.perf_counter()
+    course = _Course(fed, scoring.insights, time.perf_counter())
     if resume is None:
         with fed.method_at_work():
-            state = method.begin(fed)
+            course.move(method.begin(fed))
         fed.commit()
-        rounds: list[Record] = []
-        groups: list[Record] = []
-        insights: list[Record] = []
     else:
         fed.restore(resume.federation)
-        state, rounds, groups, insights = resume.state, resume.rounds, resume.groups, resume.insights
-        started -= resume.seconds
+        course.resume(resume)
     scores, served = None, None
     for number in range(fed.round + 1, method.rounds + 1):
         fed.start_round(number)
         with fed.method_at_work():
-            state = method.round(fed, state)
-            served = method.serve(fed, state)
+            course.move(method.round(fed, course.state))
+            served = method.serve(fed, course.state)
         fed.commit()
-        record, change = None, _group_change(number, known_groups(fed, served), groups)
+        record, change = None, _group_change(number, known_groups(fed, served), course.groups)
         if number % scoring.evaluate_every == 0 or number == method.rounds:
             missing = [view for view in scoring.views if view != "served"] if served.mixed else []
-            if missing and not rounds:
+            if missing and not course.rounds:
                 log.warning("%s: clients mix several models: there is no view %s", method.name, ", ".join(missing))
             scores = score(fed, served, scoring, method.local)
-            change = change if served.index is not None else _group_change(number, scores.groups, groups)
-            record = _round_record(fed, scores, time.perf_counter() - started)
-            rounds.append(record)
+            change = change if served.index is not None else _group_change(number, scores.groups, course.groups)
+            record = _round_record(fed, scores, course.seconds)
+            course.rounds.append(record)
             if scoring.insights:
                 with fed.method_at_work():
-                    insights.append({"round": number} | _plain(method.insight(fed, state)))
-        checkpoint = Checkpoint(state, fed.checkpoint(), time.perf_counter() - started, rounds, groups, insights)
+                    found = course.findings | _plain(method.insight(fed, course.state))
+                course.insights.append({"round": number} | found)
+        checkpoint = course.checkpoint()
         for observer in observers:
             observer.round_done(checkpoint, record, change)
         del checkpoint  # what clients keep is copied for it only if an observer holds on to it
     if scores is None or served is None:  # resumed after the last round
         with fed.method_at_work():
-            served = method.serve(fed, state)
+            served = method.serve(fed, course.state)
         scores = score(fed, served, scoring, method.local)
         fed.restore(resume.federation)  # type: ignore[union-attr]  # scoring again must not count twice
     sizes = fed.sizes.tolist()
     clients = [_client_record(fed, sizes, scores, row, truth) for row in range(len(scores.clients))]
-    summary = _summary(method, fed, rounds, groups, scores, truth, describe or {})
-    result = Result(summary, rounds, clients, groups, insights, state, served)
-    last = Checkpoint(state, fed.checkpoint(), time.perf_counter() - started, rounds, groups, insights)
+    summary = _summary(method, fed, course.rounds, course.groups, scores, truth, describe or {})
+    result = Result(summary, course.rounds, clients, course.groups, course.insights, course.state, served)
+    last = course.checkpoint()
     for observer in observers:
         observer.run_done(last, result)
     return result
+
+
+@dataclass
+class _Course:
+    """A run in progress: the method's state, and what is recorded of it."""
+
+    fed: Federation
+    noting: bool
+    """Whether what the method notes is recorded."""
+    started: float
+    state: Any = None
+    rounds: list[Record] = field(default_factory=list)
+    groups: list[Record] = field(default_factory=list)
+    insights: list[Record] = field(default_factory=list)
+    findings: Record = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """How long it has taken so far."""
+        return time.perf_counter() - self.started
+
+    def move(self, outcome: Any) -> None:
+        """Go on from what the method gave: a state, perhaps with what it has noted."""
+        noted = outcome if isinstance(outcome, Noted) else Noted(outcome, {})
+        self.state = noted.state
+        if self.noting:
+            self.findings = self.findings | _plain(noted.findings)
+
+    def checkpoint(self) -> Checkpoint:
+        """Everything that is needed to go on from here."""
+        told = self.rounds, self.groups, self.insights, self.findings
+        return Checkpoint(self.state, self.fed.checkpoint(), self.seconds, *told)
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Take up a run where it was."""
+        self.state, self.rounds, self.groups = checkpoint.state, checkpoint.rounds, checkpoint.groups
+        self.insights, self.findings = checkpoint.insights, checkpoint.findings
+        self.started -= checkpoint.seconds
 
 
 def _group_change(number: int, labels: np.ndarray | None, groups: list[Record]) -> Record | None:

@@ -8,11 +8,11 @@ from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 from coterie.core.fields import Count, within
 from coterie.core.registry import Registry
 from coterie.server.federation import Federation
-from coterie.server.fitting import Result, fit
+from coterie.server.fitting import Noted, Result, fit
 from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
-__all__ = ["Method", "method", "methods"]
+__all__ = ["Method", "Noted", "method", "method_variant", "methods"]
 
 M = TypeVar("M", bound="Method")
 
@@ -32,6 +32,12 @@ class Method(LocalTraining, ABC):
 
     participation: Annotated[float, within("(0, 1]", "a fraction in (0, 1]; use 1.0 for all clients")] = 1.0
     """Share of the clients that take part in a round."""
+
+    sends: ClassVar[str] = ""
+    """What travels between server and clients, and between clients."""
+
+    gives_away: ClassVar[str] = ""
+    """What others learn of a client. It stands on the method's page and in reports."""
 
     @property
     def local(self) -> LocalTraining:
@@ -64,10 +70,11 @@ class Method(LocalTraining, ABC):
         """What each client predicts with."""
 
     def insight(self, fed: Federation, state: Any) -> Mapping[str, Any]:
-        """What figures of the method show of its inside after a round, by name: arrays with the client as first axis.
+        """What figures of the method show of its state after a round, by name: arrays with the client as first axis.
 
-        It is asked for only with `Scoring.insights`. What clients keep from the server is shown in simulations alone:
-        there a `fed.shortcut` may look at it.
+        What is seen on the way, and not carried in the state, `round` gives beside it, as `Noted`. It is asked for only
+        with `Scoring.insights`. What clients keep from the server is shown in simulations alone: there a `fed.shortcut`
+        may look at it.
         """
         return {}
 
@@ -84,3 +91,9 @@ methods: Registry[Method] = Registry("method")
 def method(name: str) -> Callable[[type[M]], type[M]]:
     """Register a method under a name; its fields become its options."""
     return methods.register(name)  # type: ignore[return-value]
+
+
+@dataclass_transform(frozen_default=True)
+def method_variant(name: str) -> Callable[[type[M]], type[M]]:
+    """Register a variant of a method with fields that only it has: it is made where one of them is given."""
+    return methods.variant(name)  # type: ignore[return-value]

@@ -147,7 +147,7 @@ def _inputs(served: Served, clients: np.ndarray) -> tuple[dict[str, Any], dict[s
     chosen = served.index[index]
     if len(torch.unique(chosen)) == 1:
         return {}, {"models": served.models[int(chosen[0])]}
-    return {"models": served.models[chosen.to(served.models.parameters.device)]}, {}
+    return {"models": served.models[chosen]}, {}
 
 
 def _globally(fed: Federation, models: Models, top: int) -> np.ndarray:
@@ -181,7 +181,7 @@ def score_client(
         weights = _own_shares(clients, models, shares)
     elif len(models.shape) > 1 and weights is None:
         choice = clients.best_fit(models, on)
-        models = models[torch.arange(len(clients), device=choice.device), choice]
+        models = models.chosen(choice)
         outputs["choice"] = choice
     if personal is not None:
         models = clients.adapt(models, personal)

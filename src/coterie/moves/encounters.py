@@ -1,0 +1,159 @@
+"""What clients believe of each other from synthetic samples that they show: the clients' side of subjective logic.
+
+In a round clients meet. Each counts which classes its own model sees in the other's samples (`judge`); how alike the
+counts of both are is evidence for an opinion (`weigh`). They tell each other their opinions, and each chooses whose
+models it wants and asks for their sum (`choose`), which it gets in secret shares (`share`, `respond`, `combine`). Each
+of these programs reads the letters of the one before.
+`coterie.moves.trust` has the arithmetic of opinions.
+"""
+
+from collections.abc import Sequence
+from itertools import zip_longest
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from coterie.clients import acquaintances, secure_sums
+from coterie.clients.clients import Clients
+from coterie.clients.programs import Outputs, program
+from coterie.clients.synthesis import class_counts
+from coterie.moves import trust
+from coterie.nets.stacks import Models
+
+__all__ = [
+    "Names",
+    "adopt",
+    "choose",
+    "combine",
+    "judge",
+    "recall",
+    "remember",
+    "respond",
+    "share",
+    "show_opinions",
+    "weigh",
+    "weights_of",
+]
+
+Names = Sequence[str]
+
+# What a client keeps about every other one: evidence, opinion, and notes within a round
+
+EVIDENCE, OPINION, ALIKE, SIGMA, HEARD = slice(0, 2), slice(2, 5), 5, 6, 7
+"""Columns of the table: evidence for and against similarity; the opinion; how alike both models see the other's
+samples; what the other counts for; how uncertain one is of it after hearing others."""
+
+_UNSEEN = -1.0
+STRANGER = np.array([1.0, 1.0, *trust.NOTHING, _UNSEEN, 0.0, 1.0])
+"""The row of somebody who was never met."""
+
+
+def recall(clients: Clients, names: Names) -> np.ndarray:
+    """The table of each client, [client, other, column]."""
+    return acquaintances.recall(clients, names, STRANGER)
+
+
+def remember(clients: Clients, table: np.ndarray) -> None:
+    """Keep the table of each client."""
+    acquaintances.remember(clients, table, STRANGER)
+
+
+def weights_of(clients: Clients, names: Names) -> Tensor:
+    """What others count for in each client's model, [client, other]; 0 for those that it has not chosen."""
+    return torch.from_numpy(recall(clients, names)[..., SIGMA])
+
+
+@program(letters=True)
+def judge(clients: Clients, names: Names) -> None:
+    """Count the classes that the own model sees in others' samples, compare with theirs, and tell them."""
+    own, table = clients.state("model"), recall(clients, names)
+    table[..., ALIKE] = _UNSEEN
+    received = [clients.letters(row, "samples") for row in range(len(clients))]
+    for letters in zip_longest(*received):  # the first letter of every client, the second ...
+        some = next(letter for letter in letters if letter is not None)  # who has fewer looks at another's in vain
+        contents = [(letter or some).content for letter in letters]
+        samples, bounds = (torch.stack([content[name] for content in contents]) for name in ("samples", "bounds"))
+        for row, counts in enumerate(class_counts(clients, own, samples, bounds)):
+            if (letter := letters[row]) is not None:
+                table[row, names.index(letter.sender), ALIKE] = _cosine(counts, letter.content["counts"])
+                clients.write(row, letter.sender, "counts", counts=counts)
+    remember(clients, table)
+
+
+@program(letters=True)
+def weigh(clients: Clients, names: Names, store: trust.Store) -> None:
+    """Turn encounters into evidence and opinions, and tell these to those who were met."""
+    own, table = clients.state("counts").cpu(), recall(clients, names)
+    similarity = np.full(table.shape[:2], np.nan)
+    for row in range(len(clients)):
+        for letter in clients.letters(row, "counts"):
+            other = names.index(letter.sender)
+            on_own, on_other = _cosine(own[row], letter.content["counts"]), table[row, other, ALIKE]
+            if on_other != _UNSEEN:  # a letter may be lost one way
+                similarity[row, other] = (on_own + on_other) / 2  # Eq. 2
+    evidence, opinions = trust.met(table[..., EVIDENCE], table[..., OPINION], similarity, store)
+    table[..., EVIDENCE], table[..., OPINION] = evidence, opinions
+    remember(clients, table)
+    for row, other in np.argwhere(~np.isnan(similarity)).tolist():
+        clients.write(row, names[other], "opinions", opinions=torch.from_numpy(table[row, :, OPINION]))
+
+
+@program(letters=True)
+def choose(clients: Clients, names: Names, present: Names, store: trust.Store, reveal: bool) -> Outputs:
+    """Hear what others think, choose contributors among those present, and ask them, or tell the weights."""
+    table, there = recall(clients, names), np.isin(names, present)
+    for row, me in enumerate(map(names.index, clients.names)):
+        told = {names.index(at.sender): at.content["opinions"].numpy() for at in clients.letters(row, "opinions")}
+        opinions = trust.heard(table[row, :, OPINION], me, told)
+        chosen = trust.trusted(opinions) & there
+        chosen &= chosen.sum() > 1  # a sum of one model would be that model
+        table[row, :, SIGMA] = np.where(chosen, opinions[:, 0], 0)
+        table[row, :, HEARD] = opinions[:, 2]
+        if store == "persistent":
+            table[row, :, OPINION] = opinions
+    remember(clients, table)
+    sigma = torch.from_numpy(table[..., SIGMA])
+    if reveal:
+        return {"model": clients.state("model"), "similarity": sigma}
+    for row, weights in enumerate(sigma):
+        secure_sums.ask(clients, row, names, weights)
+    return {}
+
+
+@program
+def show_opinions(clients: Clients, names: Names) -> Outputs:
+    """How uncertain each client is of the others, and what they counted for in its model; for simulations alone."""
+    table = torch.from_numpy(recall(clients, names))
+    return {"uncertainty": table[..., HEARD], "similarity": table[..., SIGMA]}
+
+
+@program
+def adopt(clients: Clients, model: Models) -> None:
+    """Keep the mixed model."""
+    clients.keep(model=model)
+
+
+@program(letters=True)
+def share(clients: Clients, names: Names, mode: secure_sums.Mode) -> None:
+    """Split the own model, times its weight, among all contributors of everybody who asked (Eq. 17)."""
+    secure_sums.send_shares(clients, names, clients.state("model"), mode)
+
+
+@program(letters=True)
+def respond(clients: Clients, names: Names, mode: Literal["additive", "scalar"]) -> None:
+    """Send everybody who asked the sum of the shares that were received, and of the own one (Eq. 18)."""
+    secure_sums.send_sums(clients, names, clients.state("model"), mode)
+
+
+@program
+def combine(clients: Clients, names: Names) -> None:
+    """Mix the own model with the sum of the contributors', if all of them have answered (Eq. 19)."""
+    sigma = weights_of(clients, names)
+    clients.keep(model=secure_sums.mixed(clients, names, clients.state("model"), sigma))
+
+
+def _cosine(left: Tensor, right: Tensor) -> float:
+    return float(F.cosine_similarity(left.double(), right.double(), dim=0).clamp(0, 1))
