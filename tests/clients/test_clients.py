@@ -7,10 +7,10 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from coterie.clients.clients import Clients, Round, new_models
+from coterie.clients.clients import CallContext, Clients, new_models
 from coterie.clients.memory import Memory
 from coterie.core.errors import CoterieError, SettingsError
-from coterie.engines.chunk import Site
+from coterie.engines.chunk import ClientHost
 from coterie.nets.stacks import Models
 from coterie.training.forms import FORMS, Loop, form_named
 from coterie.training.local import LocalTraining
@@ -408,14 +408,14 @@ def test_the_best_fit_can_be_sought_on_validation_data_where_there_is_any():
 
 def test_what_was_just_evaluated_for_one_client_is_not_evaluated_again(monkeypatch):
     here = world(mlp)
-    site = Site(here.net, here.pool, here.shards, NOBODY, form_named("loop"))
+    site = ClientHost(here.net, here.pool, here.shards, NOBODY, form_named("loop"))
     models, ran = some_models(here, "own"), []
     outputs = Loop.outputs
     monkeypatch.setattr(Loop, "outputs", lambda *given, **more: ran.append(1) or outputs(*given, **more))
 
     def choice(client, models, on="train", **at):
         ran.clear()
-        return site.clients([client], Round(number=1, **at)).best_fit(models[client : client + 1], on).item()
+        return site.clients([client], CallContext(number=1, **at)).best_fit(models[client : client + 1], on).item()
 
     first = choice(1, models)
     assert ran

@@ -10,10 +10,10 @@ import torch
 
 import coterie
 from coterie.core.errors import CoterieError
-from coterie.engines.simulation.scheduler import Meeting
+from coterie.engines.simulation.scheduler import Scheduler
 from coterie.runs.comparison import compare
 from coterie.runs.settings import Settings
-from coterie.training.evaluation import Questions
+from coterie.training.evaluation import EvaluationJob
 from coterie.training.forms import Vectorised
 from support.every_method import METHODS
 from support.worlds import close, mlp, tensors_of, world
@@ -28,8 +28,8 @@ def settings(*names, **more):
 def batches(monkeypatch):
     """How many runs were served by each training, of the last meeting."""
     met = []
-    begin = Meeting.__init__
-    monkeypatch.setattr(Meeting, "__init__", lambda self, *fits: (begin(self, *fits), met.append(self))[0])
+    begin = Scheduler.__init__
+    monkeypatch.setattr(Scheduler, "__init__", lambda self, *fits: (begin(self, *fits), met.append(self))[0])
     return lambda: met[-1].batches
 
 
@@ -139,7 +139,7 @@ def test_a_training_that_fails_together_is_tried_alone(monkeypatch):
     train = Vectorised.train_all
 
     def limited(self, works):
-        if sum(len(work.lanes) for work in works) > 4:
+        if sum(len(work.tracks) for work in works) > 4:
             raise RuntimeError("too many")
         return train(self, works)
 
@@ -149,14 +149,14 @@ def test_a_training_that_fails_together_is_tried_alone(monkeypatch):
 
 
 def test_tasks_that_never_train():
-    assert Meeting().run([partial(int, text) for text in ("1", "2")]) == [1, 2]
-    assert Meeting().run([]) == []
+    assert Scheduler().run([partial(int, text) for text in ("1", "2")]) == [1, 2]
+    assert Scheduler().run([]) == []
 
 
 def test_what_runs_ask_of_models_is_answered_together(monkeypatch):
     meetings = []
-    begin = Meeting.__init__
-    monkeypatch.setattr(Meeting, "__init__", lambda self, *fits: (begin(self, *fits), meetings.append(self))[0])
+    begin = Scheduler.__init__
+    monkeypatch.setattr(Scheduler, "__init__", lambda self, *fits: (begin(self, *fits), meetings.append(self))[0])
     chosen = settings("fedavg", "ifca", "local", split_seed=0)
     agree(compare(chosen, seeds=2, together=True), compare(chosen, seeds=2, together=False))
     # IFCA asks for its clients' choice before it trains, and once more when it is scored.
@@ -166,18 +166,18 @@ def test_what_runs_ask_of_models_is_answered_together(monkeypatch):
 
 
 def test_questions_about_more_and_about_fewer_samples_get_what_they_get_alone():
-    here, meeting, form = world(mlp), Meeting(), Vectorised()
+    here, meeting, form = world(mlp), Scheduler(), Vectorised()
     asked = [
-        Questions(here.pool, here.models(2), [np.arange(9)] * 2),
-        Questions(here.pool, here.models(3, seed=1), [np.arange(4)] * 3),
-        Questions(here.pool, here.models(2, seed=2), [np.array([3, 1]), np.arange(6)]),
+        EvaluationJob(here.pool, here.models(2), [np.arange(9)] * 2),
+        EvaluationJob(here.pool, here.models(3, seed=1), [np.arange(4)] * 3),
+        EvaluationJob(here.pool, here.models(2, seed=2), [np.array([3, 1]), np.arange(6)]),
     ]
-    found = meeting.run([partial(meeting.form(form, number).judge, one) for number, one in enumerate(asked)])
+    found = meeting.run([partial(meeting.form(form, number).evaluate, one) for number, one in enumerate(asked)])
     assert meeting.answers == [3]
     for one, answers in zip(asked, found, strict=True):
         assert answers.shape == (2, len(one.places), max(map(len, one.places)))
         for row, places in enumerate(one.places):
-            alone = form.judge(Questions(here.pool, one.models[row : row + 1], [places]))
+            alone = form.evaluate(EvaluationJob(here.pool, one.models[row : row + 1], [places]))
             close(answers[:, row, : len(places)], alone[:, 0])
 
 
@@ -186,11 +186,11 @@ def test_predictions_on_given_inputs_are_made_together():
     agree(compare(chosen, seeds=2, together=True), compare(chosen, seeds=2, together=False))
 
 
-def test_as_many_lanes_are_trained_together_as_fit(monkeypatch):
+def test_as_many_tracks_are_trained_together_as_fit(monkeypatch):
     served = batches(monkeypatch)
     chosen = settings("fedavg", "local", split_seed=0)
     with monkeypatch.context() as patch:
-        patch.setattr(coterie.engines.simulation.Simulation, "lanes_at_once", lambda self, rows: 9)
+        patch.setattr(coterie.engines.simulation.Simulation, "clients_at_once", lambda self, rows: 9)
         agree(compare(chosen, seeds=2, together=True), compare(chosen, seeds=2, together=False))
     assert served() == [2, 2] * 3  # four clients each
 
@@ -199,7 +199,7 @@ def test_kinds_that_have_no_step_in_common_are_trained_side_by_side_as_far_as_th
     beside, train = [], Vectorised.train_all
 
     def noted(self, works):
-        beside.append([len(work.lanes) for work in works])
+        beside.append([len(work.tracks) for work in works])
         return train(self, works)
 
     chosen = settings("fedavg", "fedprox", "local", "scaffold", split_seed=0)
@@ -208,7 +208,7 @@ def test_kinds_that_have_no_step_in_common_are_trained_side_by_side_as_far_as_th
     assert beside == [[8, 4, 4]] * 3  # FedAvg and Local, FedProx, SCAFFOLD; four clients each
     for fits, expected in ((12, [[8, 4], [4]]), (9, [[8], [4, 4]]), (7, [[4]] * 4)):
         beside.clear()
-        monkeypatch.setattr(coterie.engines.simulation.Simulation, "lanes_at_once", lambda self, rows, n=fits: n)
+        monkeypatch.setattr(coterie.engines.simulation.Simulation, "clients_at_once", lambda self, rows, n=fits: n)
         found = compare(chosen, together=True)
         assert beside == expected * 3
     agree(found, compare(chosen, together=False))
@@ -218,7 +218,7 @@ def test_when_memory_runs_out_runs_go_on_in_halves(monkeypatch):
     served, train, tried = batches(monkeypatch), Vectorised.train_all, []
 
     def limited(self, works):
-        tried.append(sum(len(work.lanes) for work in works))
+        tried.append(sum(len(work.tracks) for work in works))
         if tried[-1] > 8:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return train(self, works)

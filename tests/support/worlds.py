@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from coterie.clients.clients import Clients, Round
+from coterie.clients.clients import CallContext, Clients
 from coterie.clients.memory import Memory
 from coterie.data.population import Pool, Population, Shard
 from coterie.nets import Net, make_net
@@ -40,7 +40,7 @@ class World:
         """Some of the clients, in the order given."""
         shards = self.shards if chosen is None else [self.shards[client] for client in chosen]
         common = np.arange(5)
-        return Clients(self.net, self.pool, shards, form_named(form), Round(**{"number": 1} | at), memory, common)
+        return Clients(self.net, self.pool, shards, form_named(form), CallContext(**{"number": 1} | at), memory, common)
 
     def models(self, count: int | None = None, seed: int = 0) -> Models:
         """Different models, one per client unless told otherwise, with running statistics that are not the usual."""

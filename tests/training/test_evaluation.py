@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from coterie.training import evaluation
-from coterie.training.evaluation import Questions, judge, measured, predictions
+from coterie.training.evaluation import EvaluationJob, evaluate, predictions, rank_and_loss
 from coterie.training.forms import FORMS
 from support.worlds import close, mlp, world
 
@@ -25,8 +25,8 @@ def test_every_sample_is_judged_under_its_own_model(form, places, rows, monkeypa
     monkeypatch.setattr(evaluation, "_ROWS", rows)
     here = world(mlp)
     models, run = here.models(), FORMS[form]().outputs
-    asked = Questions(here.pool, models, places)
-    rank, loss = judge(run, asked)
+    asked = EvaluationJob(here.pool, models, places)
+    rank, loss = evaluate(run, asked)
     outputs = predictions(run, asked)
     assert rank.shape == loss.shape == (4, max(map(len, places)))
     for model, own in enumerate(places):
@@ -46,7 +46,7 @@ def test_samples_are_padded_to_no_more_than_twice_of_what_most_have():
         return torch.zeros(*x.shape[:2], 3, dtype=torch.float64)
 
     places = [np.arange(size) for size in (2, 2, 3, 20, 2)]
-    judge(run, Questions(here.pool, here.models(5), places))
+    evaluate(run, EvaluationJob(here.pool, here.models(5), places))
     assert shapes == [(5, 2), (2, 1), (1, 17)]
 
 
@@ -54,4 +54,4 @@ def test_the_rank_is_the_number_of_classes_before_the_label():
     nan = float("nan")
     outputs = torch.tensor([[3.0, 2.0, 1.0], [1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [nan, 1.0, 0.0], [0.0, nan, 1.0]])
     # Of equals the lower number comes first, like argmax; what is not a number comes before everything.
-    assert measured(outputs, torch.tensor([2, 0, 1, 1, 1]))[0].tolist() == [2, 0, 1, 1, 3]
+    assert rank_and_loss(outputs, torch.tensor([2, 0, 1, 1, 1]))[0].tolist() == [2, 0, 1, 1, 3]

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from coterie.clients.clients import Clients, Round
+from coterie.clients.clients import CallContext, Clients
 from coterie.core.errors import SettingsError
 from coterie.nets.stacks import Models
 from coterie.training.forms import FORMS, Vectorised, form_named
 from coterie.training.local import LocalTraining
-from coterie.training.loop import Lane, Terms, Work, cross_entropy
+from coterie.training.loop import Terms, Track, TrainingJob, cross_entropy
 from support.trainings import (
     IMAGES,
     LOCAL,
@@ -238,24 +238,24 @@ LANES = [
 ]
 
 
-def lanes_of(here, settings):
+def tracks_of(here, settings):
     return [
-        Lane(shard.train, (0, "train", shard.name), local.steps_for(len(shard.train)), local)
+        Track(shard.train, (0, "train", shard.name), local.steps_for(len(shard.train)), local)
         for shard, local in zip(here.shards, settings, strict=True)
     ]
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_lanes_with_different_settings_equal_the_same_lanes_alone(form):
+def test_lanes_with_different_settings_equal_the_same_tracks_alone(form):
     here = world(everything, (7, 3, 12, 5), shape=IMAGES)
-    lanes, start = lanes_of(here, LANES), here.models()
+    tracks, start = tracks_of(here, LANES), here.models()
     terms = Terms.of(start, torch.tensor([0.0, 0.5, 1.0, 2.0]), None, None, "all")
-    together, losses = form_named(form).train(Work(here.pool, lanes, start, terms, cross_entropy))
-    for number, lane in enumerate(lanes):
+    together, losses = form_named(form).train(TrainingJob(here.pool, tracks, start, terms, cross_entropy))
+    for number, track in enumerate(tracks):
         row = slice(number, number + 1)
         pull = 0.0 if number == 0 else [0.0, 0.5, 1.0, 2.0][number]
         own = Terms.of(start[row], pull, None, None, "all")
-        alone, loss = form_named("loop").train(Work(here.pool, [lane], start[row], own, cross_entropy))
+        alone, loss = form_named("loop").train(TrainingJob(here.pool, [track], start[row], own, cross_entropy))
         close(together.parameters[number], alone.parameters[0], WITHIN)
         close(together.buffers[number], alone.buffers[0], WITHIN)
         close(losses[number], loss[0], WITHIN)
@@ -393,9 +393,10 @@ def _each(models, x):
 @pytest.mark.parametrize("form", FORMS)
 def test_bfloat16_is_near_and_keeps_models_in_full_precision(form):
     here = world(everything, shape=IMAGES, dtype=torch.float32)
-    lanes, start = lanes_of(here, [LOCAL] * 4), here.models()
+    tracks, start = tracks_of(here, [LOCAL] * 4), here.models()
     exact, rough = (
-        form_named(form, half).train(Work(here.pool, lanes, start, Terms(), cross_entropy))[0] for half in (False, True)
+        form_named(form, half).train(TrainingJob(here.pool, tracks, start, Terms(), cross_entropy))[0]
+        for half in (False, True)
     )
     assert rough.parameters.dtype == rough.buffers.dtype == torch.float32
     # bfloat16 has 8 bits: 0.4 % of a number, a few of which add up in ten steps.
@@ -416,7 +417,7 @@ def test_strict_training_is_the_loops_and_does_not_depend_on_who_trains_along(si
     strict = Vectorised(strict=True)
 
     def trained_by(form, chosen):
-        clients = Clients(here.net, here.pool, [here.shards[client] for client in chosen], form, Round(number=1))
+        clients = Clients(here.net, here.pool, [here.shards[client] for client in chosen], form, CallContext(number=1))
         return clients.train(here.models()[chosen], local)
 
     everybody = list(range(len(sizes)))

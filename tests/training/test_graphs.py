@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 import torch
 
-from coterie.clients.clients import Clients, Round
+from coterie.clients.clients import CallContext, Clients
 from coterie.training import graphs
 from coterie.training.forms import FORMS, Branch, Vectorised
 from coterie.training.graphs import Recorder, objective_key, rounded_up
@@ -27,7 +27,7 @@ def small_windows(monkeypatch):
 
 
 def trained(here, form, local=LOCAL, number=1, **options):
-    clients = Clients(here.net, here.pool, here.shards, form, Round(number=number))
+    clients = Clients(here.net, here.pool, here.shards, form, CallContext(number=number))
     return clients.train(here.models(), local, **options)
 
 
@@ -74,15 +74,15 @@ def test_recorded_forms_agree_for_every_objective(objective):
     agree(world(mlp), objective=objective)
 
 
-def test_many_lanes_shrink_through_few_prefixes():
+def test_many_tracks_shrink_through_few_prefixes():
     here = world(mlp, tuple(range(1, 40)))
     recorder = Recorder(again)
     loop = trained(here, FORMS["loop"](), LocalTraining(epochs=1, batch=2))
     found = trained(here, Vectorised(recorder=recorder), LocalTraining(epochs=1, batch=2))
     close(found.models.parameters, loop.models.parameters, WITHIN)
     ((recorded,),) = recorder._kinds.values()
-    assert recorded.shape.lanes == 40
-    assert sorted(lanes for lanes, _ in recorded.graphs) == [1, 4, 8, 16, 20, 24, 28, 32, 40]
+    assert recorded.shape.tracks == 40
+    assert sorted(tracks for tracks, _ in recorded.graphs) == [1, 4, 8, 16, 20, 24, 28, 32, 40]
 
 
 def test_a_finished_client_that_computes_along_stays_as_it_is():

@@ -21,16 +21,16 @@ from coterie.core.randomness import generator
 from coterie.data.population import Pool, Shard
 from coterie.nets.net import Net
 from coterie.nets.stacks import Changes, Models, Stack
-from coterie.training.evaluation import Questions, measured, predictions, rows_at_once
+from coterie.training.evaluation import EvaluationJob, predictions, rank_and_loss, rows_at_once
 from coterie.training.forms import Form
 from coterie.training.local import LocalTraining
-from coterie.training.loop import Lane, Objective, Terms, Trained, Work, cross_entropy
+from coterie.training.loop import Objective, Terms, Track, Trained, TrainingJob, cross_entropy
 
-__all__ = ["Clients", "Evaluation", "Known", "Round", "new_models"]
+__all__ = ["CallContext", "Clients", "Evaluation", "RememberedFits", "new_models"]
 
 
 @dataclass(frozen=True)
-class Round:
+class CallContext:
     """Where in a run a program is called, as far as clients must know."""
 
     seed: int = 0
@@ -80,7 +80,7 @@ class Evaluation:
         return self._per_sample(self.loss_sum)
 
 
-Known = dict[tuple[str, str], tuple[bytes, Evaluation]]
+RememberedFits = dict[tuple[str, str], tuple[bytes, Evaluation]]
 """How several models last did on a client's data, by client and part, with a digest of the models."""
 
 
@@ -93,16 +93,16 @@ class Clients:
         pool: Pool,
         shards: Sequence[Shard],
         form: Form,
-        at: Round,
+        at: CallContext,
         memory: Memory | None = None,
         common: np.ndarray | None = None,
         letters: Letters | None = None,
-        known: Known | None = None,
+        known: RememberedFits | None = None,
     ) -> None:
         self.net, self._pool, self._shards, self._form, self._at = net, pool, tuple(shards), form, at
         self._memory, self._common = memory or Memory(len(self._shards)), common
         self._received = letters or Letters()
-        self._known: Known = {} if known is None else known
+        self._fits: RememberedFits = {} if known is None else known
         self.kept: dict[str, Value] = {}
         """What the program has told the clients to keep."""
         self.written: list[Letter] = []
@@ -245,13 +245,13 @@ class Clients:
         purpose = (self._at.seed, "train", self.round)
         terms = Terms.of(start, pull, anchor, push, trains)
         if start.net.parameters != self.net.parameters:
-            lanes = self._lanes([(*purpose, name, start.net.name) for name in self.names], local, epochs)
-            return self._train(Work(self._pool, lanes, start, terms, objective, sample_weights))
+            tracks = self._tracks([(*purpose, name, start.net.name) for name in self.names], local, epochs)
+            return self._train(TrainingJob(self._pool, tracks, start, terms, objective, sample_weights))
         calls = self._training_call()
         keys = [(*purpose, name, call) for name, call in zip(self.names, calls.tolist(), strict=True)]
-        lanes = self._lanes(keys, local, epochs)
-        trained = self._train(Work(self._pool, lanes, start, terms, objective, sample_weights))
-        self._add("_steps", torch.tensor([lane.steps for lane in lanes]))
+        tracks = self._tracks(keys, local, epochs)
+        trained = self._train(TrainingJob(self._pool, tracks, start, terms, objective, sample_weights))
+        self._add("_steps", torch.tensor([track.steps for track in tracks]))
         self._add("_rounds", (calls == 0).long())
         if self._at.keep_last:
             self.kept["_last"] = trained.models
@@ -259,29 +259,29 @@ class Clients:
 
     def adapt(self, start: Models, local: LocalTraining) -> Models:
         """Models after some local training that nobody remembers: for scoring, and for trying something out."""
-        lanes = self._lanes([(self._at.seed, "adapt", self.round, name, 0) for name in self.names], local)
-        return self._train(Work(self._pool, lanes, start, Terms(), cross_entropy)).models
+        tracks = self._tracks([(self._at.seed, "adapt", self.round, name, 0) for name in self.names], local)
+        return self._train(TrainingJob(self._pool, tracks, start, Terms(), cross_entropy)).models
 
-    def _lanes(
+    def _tracks(
         self,
         keys: Sequence[tuple[Any, ...]],
         local: LocalTraining,
         epochs: Tensor | Sequence[float] | None = None,
-    ) -> list[Lane]:
-        """The clients as lanes of the training loop, with draws by these keys."""
+    ) -> list[Track]:
+        """The clients as tracks of the training loop, with draws by these keys."""
         passes = [None] * len(self) if epochs is None else torch.as_tensor(epochs, dtype=torch.float64).tolist()
         for shard in self._shards:
             if not len(shard.train):
                 raise CoterieError(f"client {shard.name} has no training samples")
         return [
-            Lane(shard.train, key, local.steps_for(len(shard.train), number), local)
+            Track(shard.train, key, local.steps_for(len(shard.train), number), local)
             for shard, key, number in zip(self._shards, keys, passes, strict=True)
         ]
 
-    def _train(self, work: Work) -> Trained:
-        models, losses = self._form.train(work)
+    def _train(self, job: TrainingJob) -> Trained:
+        models, losses = self._form.train(job)
         # As float64: in `steps * rate` whole numbers would be rounded to float32, whatever the models are in.
-        steps = torch.tensor([lane.steps for lane in work.lanes], dtype=torch.float64, device=work.pool.device)
+        steps = torch.tensor([track.steps for track in job.tracks], dtype=torch.float64, device=job.pool.device)
         return Trained(models, steps, losses, self.sizes)
 
     # Evaluating and describing
@@ -302,7 +302,7 @@ class Clients:
         stack = models if len(models.shape) > 1 else models.inserted(1)
         samples = self._samples(parts)
         counts = torch.from_numpy(samples.sizes).reshape(len(self), -1)
-        rank, loss = self._judged(stack, samples, mixture).numpy()  # [model, sample]
+        rank, loss = self._ranked(stack, samples, mixture).numpy()  # [model, sample]
         # Summed on the host, part by part: so the last bits depend on nothing else.
         scores = np.stack([rank == 0, rank < 5, loss], dtype=np.float64, casting="unsafe")
         totals = np.zeros((3, len(scores[0]), len(samples.sizes)))
@@ -339,9 +339,9 @@ class Clients:
         if len(self) > 1 or on not in ("train", "validation"):
             return self.evaluate(models, on)
         key, digest = (self.names[0], on), _digest(models)
-        if key not in self._known or self._known[key][0] != digest:
-            self._known[key] = digest, self.evaluate(models, on)
-        return self._known[key][1]
+        if key not in self._fits or self._fits[key][0] != digest:
+            self._fits[key] = digest, self.evaluate(models, on)
+        return self._fits[key][1]
 
     def losses(self, models: Models, on: str = "train") -> Tensor:
         """Cross-entropy of every sample under several models per client, [client, model, sample].
@@ -354,15 +354,15 @@ class Clients:
             raise CoterieError(f"models of shape {models.shape}: losses are of several models per client")
         samples = self._samples((on,))
         values = torch.full((len(self), models.shape[1], max(samples.sizes)), torch.nan, dtype=torch.float64)
-        values[samples.owner, :, samples.place] = self._judged(models, samples)[1].double().T
+        values[samples.owner, :, samples.place] = self._ranked(models, samples)[1].double().T
         return values.to(self._pool.device)
 
-    def _samples(self, parts: Sequence[str]) -> "_Samples":
+    def _samples(self, parts: Sequence[str]) -> "_PartSamples":
         """The clients' samples in some parts."""
         found = [self._part(part) for part in parts]
-        return _Samples.of(found) if "global" in parts else _samples_of(self._shards, tuple(parts))
+        return _PartSamples.of(found) if "global" in parts else _samples_of(self._shards, tuple(parts))
 
-    def _judged(self, models: Models, samples: "_Samples", mixture: Tensor | None = None) -> Tensor:
+    def _ranked(self, models: Models, samples: "_PartSamples", mixture: Tensor | None = None) -> Tensor:
         """Rank and loss of all samples of all clients, one after another, under models [client, model].
 
         The result is [2, model, sample], on the host. With a `mixture` [client, model] the models are one predictor.
@@ -373,18 +373,18 @@ class Clients:
         # A stack that was expanded over the clients repeats the same rows: all data goes through each model at once.
         if len(self) == 1 or models.parameters.stride(0) == 0:
             # Clients that are tested on the same samples get the same answers: they are computed once.
-            questions = Questions(self._pool, models[0], [samples.once] * models.shape[1])
+            job = EvaluationJob(self._pool, models[0], [samples.once] * models.shape[1])
             if samples.number is not None:
                 place = torch.from_numpy(samples.number)
         else:
             columns = models.shape[1]
-            questions = Questions(self._pool, models.flattened(), [own for own in samples.each for _ in range(columns)])
+            job = EvaluationJob(self._pool, models.flattened(), [own for own in samples.each for _ in range(columns)])
             rows, place = owner * columns + torch.arange(columns)[:, None], torch.from_numpy(samples.place)
         if mixture is None:
-            return self._form.judge(questions)[:, rows, place]
-        outputs = predictions(self._form.outputs, questions)[rows, place]
+            return self._form.evaluate(job)[:, rows, place]
+        outputs = predictions(self._form.outputs, job)[rows, place]
         labels = self._pool.y[torch.from_numpy(samples.every).to(self._pool.device)]
-        return measured(_mixed(outputs, mixture[owner.to(mixture.device)].T)[None], labels).cpu()
+        return rank_and_loss(_mixed(outputs, mixture[owner.to(mixture.device)].T)[None], labels).cpu()
 
     def samples(self, row: int, on: str = "train") -> tuple[Tensor, Tensor]:
         """The prepared inputs [sample, ...] and labels [sample] of one client, by its row."""
@@ -442,7 +442,7 @@ def _sent(value: Value, device: torch.device) -> Any:
 
 
 @dataclass(frozen=True, eq=False)
-class _Samples:
+class _PartSamples:
     """Samples of clients in some parts of their data, client after client and part after part."""
 
     each: list[np.ndarray]
@@ -463,7 +463,7 @@ class _Samples:
     """The places of all samples in `once`, if some were repeated."""
 
     @classmethod
-    def of(cls, parts: Sequence[Sequence[np.ndarray]]) -> "_Samples":
+    def of(cls, parts: Sequence[Sequence[np.ndarray]]) -> "_PartSamples":
         """The samples of clients, given by part."""
         each = list(parts[0]) if len(parts) == 1 else [np.concatenate(own) for own in zip(*parts, strict=True)]
         every = np.concatenate(each)
@@ -479,8 +479,8 @@ class _Samples:
 
 
 @lru_cache(maxsize=32)
-def _samples_of(shards: Sequence[Shard], parts: Sequence[str]) -> _Samples:
-    return _Samples.of([[shard.part(part) for shard in shards] for part in parts])
+def _samples_of(shards: Sequence[Shard], parts: Sequence[str]) -> _PartSamples:
+    return _PartSamples.of([[shard.part(part) for shard in shards] for part in parts])
 
 
 def new_models(net: Net, seed: int, count: int | None = None, first: int = 0) -> Models:

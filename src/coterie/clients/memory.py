@@ -44,7 +44,7 @@ class Memory:
         some = Memory(len(positions))
         there = {name: known[positions] for name, known in self.known.items()}
         some.known = {name: known for name, known in there.items() if known.any()}
-        some.values = _Rows(self.values, some.known, positions)
+        some.values = _RowsOnDemand(self.values, some.known, positions)
         return some
 
     def size_on(self, device: torch.device) -> int:
@@ -134,7 +134,7 @@ class Snapshot(Mapping[str, Any]):
         return len(self._memory.values if self._taken is None else self._taken)
 
 
-class _Rows(MutableMapping[str, Value]):
+class _RowsOnDemand(MutableMapping[str, Value]):
     """Rows of some values, copied when they are read for the first time."""
 
     def __init__(self, source: Mapping[str, Value], names: Iterable[str], positions: Tensor) -> None:

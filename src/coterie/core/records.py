@@ -16,6 +16,8 @@ records: dict[str, type] = {}
 """All classes whose instances can be made from bytes, by the name that stands there."""
 
 _LASTING = {
+    "coterie.flower.apps.AppFacts": "coterie.engines.flower.apps.About",
+    "coterie.methods.flis.NewestClusters": "coterie.methods.flis.Clusters",
     "coterie.clients.programs": "coterie.programs",
     "coterie.clients.letters": "coterie.letters",
     "coterie.moves.encounters": "coterie.methods.slfed",
@@ -24,12 +26,13 @@ _LASTING = {
     "coterie.server.scoring": "coterie.scoring",
     "coterie.training.local": "coterie.training",
 }
-"""Modules that had another name when the first files were written, and that name."""
+"""Classes and modules that had another name when the first files and messages were written, and that name."""
 
 
 def stored_name(thing: Any) -> str:
     """The name of a class or a function in files and messages."""
-    return f"{_LASTING.get(thing.__module__, thing.__module__)}.{thing.__qualname__}"
+    name = f"{thing.__module__}.{thing.__qualname__}"
+    return _LASTING.get(name) or f"{_LASTING.get(thing.__module__, thing.__module__)}.{thing.__qualname__}"
 
 
 def record(cls: type[T]) -> type[T]:

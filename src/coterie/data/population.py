@@ -99,7 +99,7 @@ def populate(data: Dataset, split: SplitRule | Split, division: Division | None 
         raise SettingsError("test=own: clients of this split share samples, so one trains on what another is tested on")
     if kind != "own" and data.test is None:
         raise DataError(f"test={kind}: {data.name} has no test part; set one aside with hold_out, or use test=own")
-    pool = _Samples(data)
+    pool = _PoolUnderConstruction(data)
     shards = []
     for name, index, transform in zip(made.names, indices, made.transforms, strict=True):
         own = _divided(index, division, kind == "own", generator(seed, "division", name))
@@ -220,7 +220,7 @@ def _published(data: Dataset, train: np.ndarray, kind: str, rng: np.random.Gener
     return chosen + len(data)
 
 
-class _Samples:
+class _PoolUnderConstruction:
     """The pool under construction: training samples, test samples, and transformed copies of those that need them."""
 
     def __init__(self, data: Dataset) -> None:

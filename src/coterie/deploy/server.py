@@ -16,7 +16,7 @@ from coterie.data.division import Division
 from coterie.data.population import Pool, Population, Shard, populate
 from coterie.data.split import Split
 from coterie.deploy.site import load_own, scaled
-from coterie.engines.chunk import Site
+from coterie.engines.chunk import ClientHost
 from coterie.engines.flower.engine import FlowerEngine, RoundLostError, Task, Transport, Waiting
 from coterie.engines.simulation.engine import Computing, server_parts
 from coterie.methods import methods
@@ -110,7 +110,7 @@ class Deployment:
         if held is not None:
             shards = [held.server, *server_parts(held.server)]
             form = form_named("loop", half=self.computing.precision == "bf16")
-            own = Site(net, Pool.of(held, device, dtype), shards, held.server.test, form)
+            own = ClientHost(net, Pool.of(held, device, dtype), shards, held.server.test, form)
         return FlowerEngine(net, self.task, transport, self.waiting, own)
 
     def _server_population(self) -> Population | None:

@@ -16,8 +16,8 @@ from coterie.data.loading import load
 from coterie.data.population import Pool, Population, Shard, populate
 from coterie.data.readers import read_npz
 from coterie.data.split import Split
-from coterie.engines.chunk import Site
-from coterie.engines.flower.site import RealSite, Rules
+from coterie.engines.chunk import ClientHost
+from coterie.engines.flower.site import RemoteSite, Rules
 from coterie.engines.simulation import Computing
 from coterie.nets import make_net
 from coterie.runs.settings import check_format, made_of, read_table, section_of
@@ -116,7 +116,7 @@ class SiteSettings:
             values["data"] = str(path.parent / values["data"])
         return cls(**values)
 
-    def open(self) -> RealSite:
+    def open(self) -> RemoteSite:
         """The site with its data and its net in memory, ready to answer."""
         for module in self.modules:
             importlib.import_module(module)
@@ -138,7 +138,7 @@ class SiteSettings:
             self.identity,
             self.peers,
         )
-        return RealSite(rules, Site(net, pool, population.shards, population.server.test, form))
+        return RemoteSite(rules, ClientHost(net, pool, population.shards, population.server.test, form))
 
     def population(self) -> Population:
         """This site as a population of one client, with the task's label set."""

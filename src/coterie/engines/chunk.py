@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.clients.clients import Clients, Known, Round
+from coterie.clients.clients import CallContext, Clients, RememberedFits
 from coterie.clients.letters import Letter, Letters
 from coterie.clients.memory import Memory, Value
 from coterie.core.errors import CoterieError, ProgramError
@@ -18,7 +18,7 @@ from coterie.nets.stacks import Models, Stack
 from coterie.server.federation import KEPT_FINITE, Call
 from coterie.training.forms import Form
 
-__all__ = ["Host", "Result", "Site", "device_of", "joined", "part_of", "run_chunk"]
+__all__ = ["ClientHost", "Host", "Result", "device_of", "joined", "part_of", "run_chunk"]
 
 
 class Host(Protocol):
@@ -40,14 +40,14 @@ class Host(Protocol):
         ...
 
     def clients(
-        self, positions: Iterable[int], at: Round, memory: Memory | None = None, letters: Letters | None = None
+        self, positions: Iterable[int], at: CallContext, memory: Memory | None = None, letters: Letters | None = None
     ) -> Clients:
         """Clients by their positions."""
         ...
 
 
 @dataclass(frozen=True)
-class Site:
+class ClientHost:
     """A host that has the clients' data, the net, and a way to compute."""
 
     net: Net
@@ -56,7 +56,7 @@ class Site:
     common: np.ndarray
     """The global test set, as places in the pool."""
     form: Form
-    known: Known = field(default_factory=dict)
+    known: RememberedFits = field(default_factory=dict)
     """What need not be computed again."""
 
     @property
@@ -70,7 +70,7 @@ class Site:
         return len(self.shards[0].train)
 
     def clients(
-        self, positions: Iterable[int], at: Round, memory: Memory | None = None, letters: Letters | None = None
+        self, positions: Iterable[int], at: CallContext, memory: Memory | None = None, letters: Letters | None = None
     ) -> Clients:
         """Clients by their positions."""
         shards = [self.shards[client] for client in positions]

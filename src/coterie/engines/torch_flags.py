@@ -7,9 +7,9 @@ from functools import partial
 
 import torch
 
-__all__ = ["current", "interrupted", "settled"]
+__all__ = ["applied", "current", "lifted"]
 
-Settled = tuple[str, torch.device]
+Flags = tuple[str, torch.device]
 """A precision and where is computed."""
 
 
@@ -18,12 +18,12 @@ class _state:  # noqa: N801
 
     lock = threading.Lock()
     inside = 0
-    wanted: Settled | None = None
+    wanted: Flags | None = None
     undo = ExitStack()
 
 
 @contextmanager
-def settled(precision: str, device: torch.device) -> Iterator[None]:
+def applied(precision: str, device: torch.device) -> Iterator[None]:
     """Torch's settings while programs run; when the last of them ends, they are as before."""
     with _state.lock:
         if not _state.inside:
@@ -41,11 +41,11 @@ def settled(precision: str, device: torch.device) -> Iterator[None]:
 
 def current() -> Callable[[], AbstractContextManager[None]]:
     """The settings that hold now, to be entered when something is computed later."""
-    return nullcontext if _state.wanted is None else partial(settled, *_state.wanted)
+    return nullcontext if _state.wanted is None else partial(applied, *_state.wanted)
 
 
 @contextmanager
-def interrupted() -> Iterator[None]:
+def lifted() -> Iterator[None]:
     """Torch as it was before, for a while: a program waits, and the code of other runs goes on in other threads."""
     with _state.lock:
         inside, wanted = _state.inside, _state.wanted

@@ -27,7 +27,7 @@ from coterie.deploy.server import Deployment, run_over
 from coterie.deploy.site import ALLOWED, SiteSettings
 from coterie.engines.flower.messages import GridTransport
 from coterie.engines.flower.node import reply
-from coterie.engines.flower.site import RealSite
+from coterie.engines.flower.site import RemoteSite
 from coterie.flower.apps import APP_MESSAGE, reply_of_app
 from coterie.flower.strategy import CoterieStrategy
 from coterie.server.method import Method
@@ -69,7 +69,7 @@ def client_app() -> clientapp.ClientApp:
 
 
 @cache
-def _site(path: str) -> RealSite:
+def _site(path: str) -> RemoteSite:
     return SiteSettings.read(Path(path)).open()
 
 

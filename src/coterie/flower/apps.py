@@ -6,8 +6,8 @@ the gradient, objectives, weights of samples) and what only the samples themselv
 refused with an error that says so.
 
 As at a site, what runs is what this installation has registered and allows. The server says once what the app's arrays
-are called and how its handlers are to be asked (`About`), which the client keeps on disk: Flower starts a new process
-for every message.
+are called and how its handlers are to be asked (`AppFacts`), which the client keeps on disk: Flower starts a new
+process for every message.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.app.message.message import make_message
 from torch import Tensor
 
-from coterie.clients.clients import Clients, Evaluation, Round
+from coterie.clients.clients import CallContext, Clients, Evaluation
 from coterie.clients.letters import Letters
 from coterie.clients.memory import Memory
 from coterie.core.errors import CoterieError
@@ -36,13 +36,13 @@ from coterie.core.records import record
 from coterie.data.population import Shard
 from coterie.engines.flower.arrays import ArrayNet, Arrays
 from coterie.engines.flower.messages import packed, unpacked
-from coterie.engines.flower.site import RealSite, Rules
+from coterie.engines.flower.site import RemoteSite, Rules
 from coterie.nets import codec
 from coterie.nets.stacks import Changes, Models
 from coterie.training.local import LocalTraining
 from coterie.training.loop import Objective, cross_entropy
 
-__all__ = ["APP_MESSAGE", "PARTS", "About", "reply_of_app"]
+__all__ = ["APP_MESSAGE", "PARTS", "AppFacts", "reply_of_app"]
 
 log = logging.getLogger("coterie")
 
@@ -60,7 +60,7 @@ Handler = Callable[[Message, Context], Message]
 
 @record
 @dataclass(frozen=True)
-class About:
+class AppFacts:
     """What a client must know about an app's run before it can run programs."""
 
     arrays: Arrays
@@ -95,12 +95,12 @@ def reply_of_app(message: Message, context: Context, handler: Handler, allow: Se
     """What an app's client answers to a message with a program; `handler` takes ordinary messages to the app."""
     name = _name_of(context)
     folder = Path(os.environ.get("COTERIE_STATE") or platformdirs.user_state_dir("coterie")) / "apps" / _file_name(name)
-    asked: AppSite | None = None
+    asked: AppHost | None = None
     try:
         parts = unpacked(message.content)
         about = _told(parts, folder / "about")
-        asked = AppSite(name, about, lambda kind, content: handler(_inner(message, kind, content), context))
-        answer = RealSite(Rules(name, (), folder, tuple(allow), precision=None), asked).answer(parts)
+        asked = AppHost(name, about, lambda kind, content: handler(_inner(message, kind, content), context))
+        answer = RemoteSite(Rules(name, (), folder, tuple(allow), precision=None), asked).answer(parts)
     except CoterieError as error:
         log.warning("refused: %s", error)
         answer = codec.dump({"refused": str(error)})
@@ -123,7 +123,7 @@ def _file_name(name: str) -> str:
     return quote(name, safe="").replace(".", "%2E")
 
 
-def _told(parts: Mapping[str, bytes], folder: Path) -> About:
+def _told(parts: Mapping[str, bytes], folder: Path) -> AppFacts:
     """What the server says about the app, or has said before."""
     digest = parts.get("app", b"").decode("ascii", errors="replace")
     if not re.fullmatch("[0-9a-f]{64}", digest):
@@ -136,7 +136,7 @@ def _told(parts: Mapping[str, bytes], folder: Path) -> About:
     if not path.is_file():
         raise CoterieError(f"this client has not been told about the app, or has forgotten it ({path})")
     about = codec.read(path, {})
-    if not isinstance(about, About):
+    if not isinstance(about, AppFacts):
         raise CoterieError(f"{path}: says nothing about an app")
     return about
 
@@ -157,10 +157,10 @@ def _inner(message: Message, kind: str, content: RecordDict) -> Message:
     return make_message(metadata, content)
 
 
-class AppSite:
+class AppHost:
     """A host of one client, whose data only the app's handlers can reach."""
 
-    def __init__(self, name: str, about: About, handler: Callable[[str, RecordDict], Message]) -> None:
+    def __init__(self, name: str, about: AppFacts, handler: Callable[[str, RecordDict], Message]) -> None:
         self.name, self.about, self._handler = name, about, handler
         self.net = ArrayNet(about.arrays, [about.initial])
         self.device = torch.device("cpu")
@@ -169,7 +169,7 @@ class AppSite:
         """For each kind of message what the app measured, and on how many samples."""
 
     def clients(
-        self, positions: Iterable[int], at: Round, memory: Memory | None = None, letters: Letters | None = None
+        self, positions: Iterable[int], at: CallContext, memory: Memory | None = None, letters: Letters | None = None
     ) -> "AppClients":
         """The one client."""
         return AppClients(self, at, memory, letters)
@@ -258,7 +258,7 @@ class AppTrained:
 class AppClients(Clients):
     """A Flower app's client, as a program sees it."""
 
-    def __init__(self, site: AppSite, at: Round, memory: Memory | None, letters: Letters | None) -> None:
+    def __init__(self, site: AppHost, at: CallContext, memory: Memory | None, letters: Letters | None) -> None:
         absent: Any = _Absent()
         nothing = np.empty(0, np.int64)
         shard = Shard(site.name, nothing, nothing, nothing)

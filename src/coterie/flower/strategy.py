@@ -23,7 +23,7 @@ from coterie.deploy.server import Store, carry_through, logged
 from coterie.engines.flower.arrays import STATISTICS, ArrayNet
 from coterie.engines.flower.engine import FlowerEngine, RoundLostError, Task, Waiting
 from coterie.engines.flower.messages import GridTransport
-from coterie.flower.apps import APP_MESSAGE, PARTS, About, digest_of
+from coterie.flower.apps import APP_MESSAGE, PARTS, AppFacts, digest_of
 from coterie.nets import codec
 from coterie.nets.net import Net
 from coterie.runs.folder import RunFolder
@@ -130,7 +130,7 @@ class CoterieStrategy(Strategy):
         log_strategy_start_info(method.rounds, initial_arrays, train_config, evaluate_config)
         self.summary()
         net = ArrayNet.of([initial_arrays, *self.further], self.statistics)
-        about = About(
+        about = AppFacts(
             net.arrays,
             net.new(self.seed, 0),
             tuple(self.parts),
@@ -146,7 +146,7 @@ class CoterieStrategy(Strategy):
         fed = Federation(engine, self.seed)
         method.check(fed)
         outcome = Result()
-        follower = _Follower(method, fed, net, transport, outcome, evaluate_fn)
+        follower = _FlowerObserver(method, fed, net, transport, outcome, evaluate_fn)
         follower.evaluate(0, initial_arrays)
         scoring = Scoring(evaluate_every=self.evaluate_every)
         out = None if self.out is None else Path(self.out)
@@ -292,7 +292,7 @@ class _Remembered:
 
 
 @dataclass
-class _Follower:
+class _FlowerObserver:
     """Tells Flower's log and Flower's result how a run goes."""
 
     method: Method

@@ -83,7 +83,7 @@ class FLIS(Method):
 
 
 @state
-class Clusters:
+class NewestClusters:
     """The models of the newest clusters, [cluster]."""
 
     models: Models
@@ -99,12 +99,12 @@ class FLISDC(FLIS):
     """Send clusters with the same members as one. Without, there is one per participant, as in the paper: the same
     result for more traffic."""
 
-    def begin(self, fed: Federation) -> Clusters:
+    def begin(self, fed: Federation) -> NewestClusters:
         """One fresh model, if the server has something to compare models on."""
         _ = fed.server
-        return Clusters(fed.new_model().expand(1))
+        return NewestClusters(fed.new_model().expand(1))
 
-    def round(self, fed: Federation, state: Clusters) -> Noted:
+    def round(self, fed: Federation, state: NewestClusters) -> Noted:
         """Let the cohort train the clusters they choose, and form new ones around each of them."""
         cohort = fed.sample(self.participation)
         replies = fed.run(choose_and_train, cohort, shared=state.models, local=self.local, on=self.chosen_on)
@@ -113,9 +113,9 @@ class FLISDC(FLIS):
         weights = mixing.by_samples(replies.samples, around.distinct() if self.merge else around)
         found = {"similarity": similarity, "mixing": mixing.by_samples(replies.samples, around)}
         everybody = {name: everywhere(matrix, replies.clients, len(fed.names)) for name, matrix in found.items()}
-        return Noted(Clusters(weights @ replies.model), everybody)
+        return Noted(NewestClusters(weights @ replies.model), everybody)
 
-    def serve(self, fed: Federation, state: Clusters) -> Served:
+    def serve(self, fed: Federation, state: NewestClusters) -> Served:
         """To each client the cluster that fits its data best, whether it took part or not."""
         return serving.best_fit(state.models, on=self.select_on)
 

@@ -21,7 +21,7 @@ from coterie.core.randomness import generator
 
 __all__ = [
     "NOTHING",
-    "Course",
+    "OpinionCourse",
     "consensus",
     "course",
     "discount",
@@ -164,7 +164,7 @@ def summarised(uncertainty: np.ndarray) -> dict[str, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class Course:
+class OpinionCourse:
     """How opinions develop over rounds, the two halves of SLFed's Fig. 6."""
 
     uncertainty: np.ndarray
@@ -183,7 +183,9 @@ class Course:
         return int(everybody.argmax()) + 1 if everybody.any() else None
 
 
-def course(similarity: Any, rounds: int = 50, direct: int = 2, store: Store = "persistent", seed: int = 0) -> Course:
+def course(
+    similarity: Any, rounds: int = 50, direct: int = 2, store: Store = "persistent", seed: int = 0
+) -> OpinionCourse:
     """Let clients of given similarities [client, client] meet and talk for some rounds, as in SLFed but without models.
 
     In the store `persistent` clients keep what they made of what they were told, and tell it on; in `direct` they tell
@@ -208,7 +210,7 @@ def course(similarity: Any, rounds: int = 50, direct: int = 2, store: Store = "p
         mean = np.where(known, table[..., 2], 0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
         figures.append((mean, trusted(table).sum(axis=1), reached.sum(axis=1)))
     uncertainty, chosen, so_far = (np.array(column) for column in zip(*figures, strict=True))
-    return Course(uncertainty, chosen, so_far, table)
+    return OpinionCourse(uncertainty, chosen, so_far, table)
 
 
 def _numbers(value: Any) -> np.ndarray:

@@ -166,11 +166,11 @@ class _WeightGradient(torch.autograd.Function):
 
 def pool(x: Tensor, kernels: Kernels) -> Tensor:
     """`F.max_pool2d(x, 2)` with these kernels."""
-    result: Tensor = _Pool.apply(x, kernels)[0]
+    result: Tensor = _StackedPool.apply(x, kernels)[0]
     return result
 
 
-class _Pool(torch.autograd.Function):
+class _StackedPool(torch.autograd.Function):
     """The largest of each square, and which of its pixels that is."""
 
     @staticmethod
@@ -223,11 +223,11 @@ class _Unpool(torch.autograd.Function):
 
 def normalise(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, kernels: Kernels) -> Tensor:
     """`F.group_norm` with these kernels, for images that lie channels-last."""
-    result: Tensor = _GroupNorm.apply(x, weight, bias, groups, eps, kernels)[0]
+    result: Tensor = _StackedGroupNorm.apply(x, weight, bias, groups, eps, kernels)[0]
     return result
 
 
-class _GroupNorm(torch.autograd.Function):
+class _StackedGroupNorm(torch.autograd.Function):
     """Group normalisation; its second derivative is torch's own."""
 
     @staticmethod

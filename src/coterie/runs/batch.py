@@ -11,7 +11,7 @@ from typing import TypeVar
 from coterie.core.errors import CoterieError
 from coterie.data.population import pooled, same_samples
 from coterie.engines.simulation import Simulation
-from coterie.engines.simulation.scheduler import Meeting
+from coterie.engines.simulation.scheduler import Scheduler
 from coterie.runs.experiment import run
 from coterie.runs.folder import SAVING
 from coterie.runs.settings import Settings, World
@@ -124,15 +124,15 @@ class Batch:
         entries: dict[int, Entry | None] = {}
         for group in self._sharing_samples():
             engine = self._pooled_engine([world for world, _ in group])
-            meeting, numbers = Meeting(engine.lanes_at_once), []
+            scheduler, numbers = Scheduler(engine.clients_at_once), []
             runs: list[Callable[[], Entry | None]] = []
             for world, own in group:
                 for number in own:
                     beside = world.engine(engine)
-                    beside.form = meeting.form(engine.form, len(runs))
+                    beside.form = scheduler.form(engine.form, len(runs))
                     runs.append(partial(one_run, self._settings[number], world.federation(beside)))
                     numbers.append(number)
-            entries |= dict(zip(numbers, meeting.run(runs), strict=True))
+            entries |= dict(zip(numbers, scheduler.run(runs), strict=True))
         return entries
 
     def _pooled_engine(self, worlds: Sequence[World]) -> Simulation:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.clients.clients import Clients, Round, new_models
+from coterie.clients.clients import CallContext, Clients, new_models
 from coterie.clients.letters import Letters
 from coterie.clients.memory import Value, size_of
 from coterie.clients.programs import Program
@@ -42,7 +42,7 @@ class Call:
     shared: Mapping[str, Value] = field(default_factory=dict)
     """Inputs that are the same for all."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    at: Round = field(default_factory=Round)
+    at: CallContext = field(default_factory=CallContext)
     letters: Letters = field(default_factory=Letters)
     """Letters for these clients."""
 
@@ -121,7 +121,7 @@ class Engine(Protocol):
         """Go back to a checkpoint."""
         ...
 
-    def server_clients(self, at: Round) -> Clients:
+    def server_clients(self, at: CallContext) -> Clients:
         """The `Clients` interface over what the server itself holds."""
         ...
 
@@ -362,8 +362,8 @@ class Federation:
         finally:
             self._method_at_work = False
 
-    def _at(self, scoring: bool = False) -> Round:
-        return Round(self.seed, self.round, scoring, self.keep_last, phase=self._phase, test_data=self._test_data)
+    def _at(self, scoring: bool = False) -> CallContext:
+        return CallContext(self.seed, self.round, scoring, self.keep_last, phase=self._phase, test_data=self._test_data)
 
     def _run(
         self,

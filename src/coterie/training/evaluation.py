@@ -17,7 +17,7 @@ from coterie.data.population import Pool
 from coterie.nets.net import Net
 from coterie.nets.stacks import Models
 
-__all__ = ["Questions", "Run", "judge", "measured", "predictions", "rows_at_once"]
+__all__ = ["EvaluationJob", "Run", "evaluate", "predictions", "rank_and_loss", "rows_at_once"]
 
 Run = Callable[[Models, Tensor, bool], Tensor]
 """What models [n] give for inputs [n, row, ...], or for the same inputs [row, ...] if they are shared."""
@@ -30,7 +30,7 @@ _GPU_ROWS, _GPU_NUMBERS = 16384, 1 << 30
 
 
 @dataclass(frozen=True, eq=False)
-class Questions:
+class EvaluationJob:
     """Models, and the samples that each is asked about."""
 
     pool: Pool
@@ -50,35 +50,35 @@ class Questions:
         return max(map(len, self.places), default=0)
 
 
-def judge(run: Run, questions: Questions) -> Tensor:
+def evaluate(run: Run, job: EvaluationJob) -> Tensor:
     """Rank and loss of every sample, [2, model, sample], on the host; behind a model's last sample there is anything.
 
     The rank is how many classes the model finds likelier than the label.
     """
-    pool = questions.pool
-    found = [(rows, first, measured(outputs, pool.y[index])) for rows, first, index, outputs in _blocks(run, questions)]
-    shape = (2, len(questions.places), questions.longest)
+    pool = job.pool
+    found = [(rows, first, rank_and_loss(outputs, pool.y[index])) for rows, first, index, outputs in _blocks(run, job)]
+    shape = (2, len(job.places), job.longest)
     if len(found) == 1 and found[0][2].shape == shape and found[0][0] is None:
         return found[0][2].cpu()
-    result = torch.zeros(shape, dtype=questions.models.parameters.dtype)
+    result = torch.zeros(shape, dtype=job.models.parameters.dtype)
     for rows, first, block in found:
         result[:, slice(None) if rows is None else rows, first : first + block.shape[2]] = block.cpu()
     return result
 
 
-def predictions(run: Run, questions: Questions) -> Tensor:
+def predictions(run: Run, job: EvaluationJob) -> Tensor:
     """What models give for their samples, [model, sample, class]; behind a model's last sample there is anything."""
-    models = questions.models
-    result = models.parameters.new_zeros(len(questions.places), questions.longest, models.net.classes)
-    for rows, first, _, outputs in _blocks(run, questions):
+    models = job.models
+    result = models.parameters.new_zeros(len(job.places), job.longest, models.net.classes)
+    for rows, first, _, outputs in _blocks(run, job):
         result[slice(None) if rows is None else rows, first : first + outputs.shape[1]] = outputs
     return result
 
 
-def _blocks(run: Run, questions: Questions) -> Iterator[tuple[Tensor | None, int, Tensor, Tensor]]:
+def _blocks(run: Run, job: EvaluationJob) -> Iterator[tuple[Tensor | None, int, Tensor, Tensor]]:
     """Which models a block is of (nothing: all), its first sample, its samples' places in the pool, and the outputs."""
-    pool, models, places = questions.pool, questions.models, questions.places
-    if questions.shared:
+    pool, models, places = job.pool, job.models, job.places
+    if job.shared:
         most = rows_at_once(models.net, len(models))
         for number, index in enumerate(torch.from_numpy(places[0]).to(pool.device).split(most)):
             if len(index):
@@ -117,7 +117,7 @@ def _padded(rows: Sequence[np.ndarray]) -> Tensor:
     return torch.from_numpy(padded)
 
 
-def measured(outputs: Tensor, y: Tensor) -> Tensor:
+def rank_and_loss(outputs: Tensor, y: Tensor) -> Tensor:
     """Rank of the label and cross-entropy, [2, ..., row], of outputs [..., row, class]."""
     y = y.expand(outputs.shape[:-1])
     own = outputs.gather(-1, y.unsqueeze(-1))

@@ -18,15 +18,24 @@ from coterie.core.errors import unknown
 from coterie.nets.layers import Pass
 from coterie.nets.net import Net
 from coterie.nets.stacks import Models
-from coterie.training.evaluation import Questions, judge
+from coterie.training.evaluation import EvaluationJob, evaluate
 from coterie.training.graphs import Recorder
-from coterie.training.loop import Batch, Bundle, GradientFunction, Lane, LocalModel, Objective, Work, train_lanes
+from coterie.training.loop import (
+    Batch,
+    Bundle,
+    GradientFunction,
+    LocalModel,
+    Objective,
+    Track,
+    TrainingJob,
+    train_tracks,
+)
 
 __all__ = ["FORMS", "Branch", "Form", "Loop", "Vectorised", "form_named"]
 
 BatchTensors = dict[str, Tensor]
 
-_STRICT_LANES, _STRICT_ROWS = 16, 128
+_STRICT_TRACKS, _STRICT_ROWS = 16, 128
 """Models that a strict form always computes together, and samples that each sees at once when it is evaluated."""
 
 
@@ -56,12 +65,12 @@ class Form(ABC):
         return torch.autocast(net.device.type, torch.bfloat16, cache_enabled=False)
 
     @abstractmethod
-    def train(self, work: Work) -> tuple[Models, Tensor]:
-        """The trained models [lane] and their losses in the last epoch [lane]."""
+    def train(self, job: TrainingJob) -> tuple[Models, Tensor]:
+        """The trained models [track] and their losses in the last epoch [track]."""
 
-    def train_all(self, works: Sequence[Work]) -> list[tuple[Models, Tensor]]:
+    def train_all(self, jobs: Sequence[TrainingJob]) -> list[tuple[Models, Tensor]]:
         """The same for works that have no step in common, side by side where that is faster."""
-        return [self.train(work) for work in works]
+        return [self.train(job) for job in jobs]
 
     def outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
         """What models [n] give for inputs [n, row, ...], or for the same inputs [row, ...] if they are shared."""
@@ -81,15 +90,15 @@ class Form(ABC):
         places = torch.arange(each * _STRICT_ROWS, device=device).clamp(max=rows - 1).reshape(each, -1)
         places = places.repeat(len(models), 1)
         found = []
-        for some in torch.arange(ceil(tiles / _STRICT_LANES) * _STRICT_LANES, device=device).split(_STRICT_LANES):
+        for some in torch.arange(ceil(tiles / _STRICT_TRACKS) * _STRICT_TRACKS, device=device).split(_STRICT_TRACKS):
             some = some.clamp(max=tiles - 1)
             inputs = x[places[some]] if shared else x[whose[some, None], places[some]]
             found.append(self._outputs(models[whose[some]], inputs.contiguous(), shared=False))
         return torch.cat(found)[:tiles].unflatten(0, (len(models), each)).flatten(1, 2)[:, :rows]
 
-    def judge(self, questions: Questions) -> Tensor:
+    def evaluate(self, job: EvaluationJob) -> Tensor:
         """Rank and loss of the samples that models are asked about, [2, model, sample], on the host."""
-        return judge(self.outputs, questions)
+        return evaluate(self.outputs, job)
 
     def forget(self) -> None:
         """Give back memory that is held for the next call."""
@@ -125,14 +134,14 @@ class Loop(Form):
     about = "one client after another"
     together = False
 
-    def train(self, work: Work) -> tuple[Models, Tensor]:
-        """Train the lanes one by one."""
-        return _joined([result for bundle in self._alone(work) for result in train_lanes([bundle])])
+    def train(self, job: TrainingJob) -> tuple[Models, Tensor]:
+        """Train the tracks one by one."""
+        return _joined([result for bundle in self._alone(job) for result in train_tracks([bundle])])
 
-    def _alone(self, work: Work) -> Iterator[Bundle]:
-        """Each lane as a bundle of its own, made when it is asked for."""
-        gradients = self.gradients(work.start.net, work.objective)
-        return (work.bundle(gradients, slice(row, row + 1)) for row in range(len(work.lanes)))
+    def _alone(self, job: TrainingJob) -> Iterator[Bundle]:
+        """Each track as a bundle of its own, made when it is asked for."""
+        gradients = self.gradients(job.start.net, job.objective)
+        return (job.bundle(gradients, slice(row, row + 1)) for row in range(len(job.tracks)))
 
     def gradients(self, net: Net, objective: Objective) -> GradientFunction:
         """The gradient of one client alone, which stands in the first and only row."""
@@ -166,12 +175,12 @@ class Branch(Loop):
     about = "clients side by side, each replaying its own recorded steps on a GPU"
     together = True
 
-    def train(self, work: Work) -> tuple[Models, Tensor]:
-        """Train the lanes in turns, a step of each."""
-        recorder = self.recorder_on(work.pool.device)
+    def train(self, job: TrainingJob) -> tuple[Models, Tensor]:
+        """Train the tracks in turns, a step of each."""
+        recorder = self.recorder_on(job.pool.device)
         if recorder is None:
-            return super().train(work)
-        return _joined(train_lanes(recorder.prepared((bundle, work.objective) for bundle in self._alone(work))))
+            return super().train(job)
+        return _joined(train_tracks(recorder.prepared((bundle, job.objective) for bundle in self._alone(job))))
 
 
 class Vectorised(Form):
@@ -181,38 +190,38 @@ class Vectorised(Form):
     about = "many clients in every operation, in recorded steps on a GPU"
     together = stacked = True
 
-    def train(self, work: Work) -> tuple[Models, Tensor]:
-        """Train all lanes together."""
-        (result,) = self.train_all([work])
+    def train(self, job: TrainingJob) -> tuple[Models, Tensor]:
+        """Train all tracks together."""
+        (result,) = self.train_all([job])
         return result
 
-    def train_all(self, works: Sequence[Work]) -> list[tuple[Models, Tensor]]:
-        """Train all lanes of a work together; on a GPU works go on side by side, a step of each in turn."""
+    def train_all(self, jobs: Sequence[TrainingJob]) -> list[tuple[Models, Tensor]]:
+        """Train all tracks of a work together; on a GPU works go on side by side, a step of each in turn."""
         if self.strict:
-            return [self._in_stacks(work) for work in works]
-        bundles = ((self._whole(work), work.objective) for work in works)
-        recorder = self.recorder_on(works[0].pool.device)
+            return [self._in_stacks(job) for job in jobs]
+        bundles = ((self._whole(job), job.objective) for job in jobs)
+        recorder = self.recorder_on(jobs[0].pool.device)
         if recorder is None:
-            return [result for bundle, _ in bundles for result in train_lanes([bundle])]
-        return train_lanes(recorder.prepared(bundles))
+            return [result for bundle, _ in bundles for result in train_tracks([bundle])]
+        return train_tracks(recorder.prepared(bundles))
 
-    def _whole(self, work: Work) -> Bundle:
-        """All lanes as one bundle."""
-        form = Loop(self.half) if len(work.lanes) == 1 else self
-        return work.bundle(form.gradients(work.start.net, work.objective), slice(None))
+    def _whole(self, job: TrainingJob) -> Bundle:
+        """All tracks as one bundle."""
+        form = Loop(self.half) if len(job.tracks) == 1 else self
+        return job.bundle(form.gradients(job.start.net, job.objective), slice(None))
 
-    def _in_stacks(self, work: Work) -> tuple[Models, Tensor]:
+    def _in_stacks(self, job: TrainingJob) -> tuple[Models, Tensor]:
         """The same in stacks of one width, one after another."""
-        recorder, gradients = self.recorder_on(work.pool.device), self.gradients(work.start.net, work.objective)
-        stacks = _stacks(work.lanes)
+        recorder, gradients = self.recorder_on(job.pool.device), self.gradients(job.start.net, job.objective)
+        stacks = _stacks(job.tracks)
         found = []
         for stack in stacks:
-            bundle = work.bundle(gradients, *stack)
-            found += train_lanes([bundle] if recorder is None else recorder.prepared([(bundle, work.objective)]))
+            bundle = job.bundle(gradients, *stack)
+            found += train_tracks([bundle] if recorder is None else recorder.prepared([(bundle, job.objective)]))
         models, losses = _joined(found)
-        # Where the result of each lane is. One that fills a stack up is computed several times, always to the same.
-        where = torch.empty(len(work.lanes), dtype=torch.int64)
-        where[[lane for chosen, _ in stacks for lane in chosen]] = torch.arange(len(losses))
+        # Where the result of each track is. One that fills a stack up is computed several times, always to the same.
+        where = torch.empty(len(job.tracks), dtype=torch.int64)
+        where[[track for chosen, _ in stacks for track in chosen]] = torch.arange(len(losses))
         return models[where.to(losses.device)], losses[where.to(losses.device)]
 
     def gradients(self, net: Net, objective: Objective) -> GradientFunction:
@@ -274,23 +283,23 @@ def _tensors(batch: Batch) -> BatchTensors:
     return {name: tensor for name, tensor in vars(batch).items() if tensor is not None}
 
 
-def _stacks(lanes: Sequence[Lane]) -> list[tuple[list[int], int]]:
-    """Lanes in stacks of one width, each with the rows of its batches; a stack is filled up with its first lane.
+def _stacks(tracks: Sequence[Track]) -> list[tuple[list[int], int]]:
+    """Tracks in stacks of one width, each with the rows of its batches; a stack is filled up with its first track.
 
-    Lanes of a stack have room for equally many rows: how many that are may not depend on others.
+    Tracks of a stack have room for equally many rows: how many that are may not depend on others.
     """
     by_rows: dict[int, list[int]] = {}
-    for number in sorted(range(len(lanes)), key=lambda lane: -lanes[lane].steps):
-        lane = lanes[number]
-        by_rows.setdefault(lane.local.batch or len(lane.index), []).append(number)
+    for number in sorted(range(len(tracks)), key=lambda track: -tracks[track].steps):
+        track = tracks[number]
+        by_rows.setdefault(track.local.batch or len(track.index), []).append(number)
     stacks = []
     for rows, chosen in by_rows.items():
-        for first in range(0, len(chosen), _STRICT_LANES):
-            some = chosen[first : first + _STRICT_LANES]
-            stacks.append((some[:1] * (_STRICT_LANES - len(some)) + some, rows))
+        for first in range(0, len(chosen), _STRICT_TRACKS):
+            some = chosen[first : first + _STRICT_TRACKS]
+            stacks.append((some[:1] * (_STRICT_TRACKS - len(some)) + some, rows))
     return stacks
 
 
 def _joined(results: Sequence[tuple[Models, Tensor]]) -> tuple[Models, Tensor]:
-    """The models and losses of lanes that were alone, as one stack."""
+    """The models and losses of tracks that were alone, as one stack."""
     return Models.cat([models for models, _ in results]), torch.cat([losses for _, losses in results])

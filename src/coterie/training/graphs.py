@@ -2,12 +2,12 @@
 
 A GPU is done with a kernel of a small net long before the host has launched the next one. A graph holds a whole step
 (gathering the batch from the pool, gradients, terms, momentum, the move) and is launched at once. It reads and writes
-at fixed addresses. So what a bundle of lanes holds is copied into buffers that stay, and the number of the step is
+at fixed addresses. So what a bundle of tracks holds is copied into buffers that stay, and the number of the step is
 counted on the device. Buffers and graphs are kept for the next bundle of the same kind: the next round's.
 
-As lanes finish, shorter graphs over the same buffers are replayed. There are few lengths; finished lanes that are still
-inside of one compute along and do not move. All sizes are functions of the bundle alone, never of what ran before, so
-that a result repeats to the last bit.
+As tracks finish, shorter graphs over the same buffers are replayed. There are few lengths; finished tracks that are
+still inside of one compute along and do not move. All sizes are functions of the bundle alone, never of what ran
+before, so that a result repeats to the last bit.
 """
 
 import gc
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from coterie.nets.stacks import Models
-from coterie.training.loop import Bundle, Draws, Objective, Rows, Steps, Tables
+from coterie.training.loop import BatchIndices, Bundle, Objective, Schedule, Stepping, TrackRows
 
 __all__ = ["Recorder", "objective_key", "rounded_up"]
 
@@ -72,7 +72,7 @@ class Recorder:
         self._record = record
         self._kinds: OrderedDict[Hashable, list[_Recorded]] = OrderedDict()
 
-    def prepared(self, bundles: Iterable[tuple[Bundle, Objective]]) -> list[Steps]:
+    def prepared(self, bundles: Iterable[tuple[Bundle, Objective]]) -> list[Stepping]:
         """Bundles with their objectives in buffers of their kinds: each runs in a stream of its own, beside the others.
 
         Streams and buffers are kept: those of a kind go to the bundles of this kind in their order.
@@ -83,10 +83,16 @@ class Recorder:
             self._kinds.popitem(last=False)
         return loaded
 
-    def _loaded(self, bundle: Bundle, objective: Objective, taken: Counter[Hashable]) -> Steps:
+    def _loaded(self, bundle: Bundle, objective: Objective, taken: Counter[Hashable]) -> Stepping:
         shape = _Shape.of(bundle)
-        core = bundle.core
-        kind = (shape, objective_key(objective), id(core.pool), id(core.net), core.trains is not None)
+        stepper = bundle.stepper
+        kind = (
+            shape,
+            objective_key(objective),
+            id(stepper.pool),
+            id(stepper.net),
+            stepper.trains is not None,
+        )
         kept = self._kinds.setdefault(kind, [])
         self._kinds.move_to_end(kind)
         if taken[kind] == len(kept):
@@ -103,65 +109,65 @@ class Recorder:
 class _Shape:
     """The sizes of the buffers for a bundle."""
 
-    lanes: int
+    tracks: int
     width: int
     idle: bool
-    """Whether finished lanes compute along."""
+    """Whether finished tracks compute along."""
     rows: tuple[tuple[str, torch.Size, torch.dtype], ...]
     draws: tuple[bool, int]
     """Whether images are cropped, and the number of streams of batches."""
 
     @classmethod
     def of(cls, bundle: Bundle) -> "_Shape":
-        lanes = rounded_up(len(bundle.rows.parameters), 5)
-        idle = bundle.core.tables.moving is not None
-        idle |= any(_prefix(active, lanes) != active for active in bundle.active)
-        draws = bundle.core.tables.draws
+        tracks = rounded_up(len(bundle.rows.parameters), 5)
+        idle = bundle.stepper.tables.moving is not None
+        idle |= any(_prefix(active, tracks) != active for active in bundle.active)
+        draws = bundle.stepper.tables.draws
         width = min(bundle.batch or inf, rounded_up(draws[0].sources.shape[2], 3))
         rows = [(name, rows) for name, rows in vars(bundle.rows).items() if rows is not None]
         shapes = tuple((name, cls._tail(name, rows), rows.dtype) for name, rows in rows)
-        return cls(lanes, int(width), idle, shapes, (draws[0].crops is not None, len(draws)))
+        return cls(tracks, int(width), idle, shapes, (draws[0].crops is not None, len(draws)))
 
     @staticmethod
     def _tail(name: str, rows: Tensor) -> torch.Size:
         """The shape of a row; how many sample weights there are differs from cohort to cohort."""
         return torch.Size([rounded_up(rows.shape[1], 3)]) if name == "sample_weights" else rows.shape[1:]
 
-    def new_rows(self, like: Rows) -> Rows:
-        """Buffers for what lanes hold."""
+    def new_rows(self, like: TrackRows) -> TrackRows:
+        """Buffers for what tracks hold."""
         device = like.parameters.device
         made: dict[str, Any] = dict.fromkeys(vars(like))
         for name, tail, dtype in self.rows:
-            made[name] = torch.zeros(self.lanes, *tail, dtype=dtype, device=device)
-        return Rows(**made)
+            made[name] = torch.zeros(self.tracks, *tail, dtype=dtype, device=device)
+        return TrackRows(**made)
 
-    def new_tables(self, like: Tables) -> Tables:
+    def new_tables(self, like: Schedule) -> Schedule:
         """Buffers for a window of steps."""
-        lead, device = (_WINDOW, self.lanes), like.counted.device
+        lead, device = (_WINDOW, self.tracks), like.counted.device
 
         def table(source: Tensor | None) -> Any:
             if source is None:
                 return None
             return torch.zeros(*lead, self.width, *source.shape[3:], dtype=source.dtype, device=device)
 
-        draws = tuple(Draws(*map(table, vars(one).values())) for one in like.draws)
+        draws = tuple(BatchIndices(*map(table, vars(one).values())) for one in like.draws)
         moving = torch.zeros(*lead, 1, dtype=torch.bool, device=device) if self.idle else None
-        return Tables(draws, like.counted.new_zeros(lead), moving, _WINDOW)
+        return Schedule(draws, like.counted.new_zeros(lead), moving, _WINDOW)
 
 
-def _prefix(active: int, lanes: int) -> int:
-    """How many lanes compute so that the first `active` do: one of few lengths."""
-    return min(lanes, rounded_up(active, 3) if active > 16 else 1 << (active - 1).bit_length())
+def _prefix(active: int, tracks: int) -> int:
+    """How many tracks compute so that the first `active` do: one of few lengths."""
+    return min(tracks, rounded_up(active, 3) if active > 16 else 1 << (active - 1).bit_length())
 
 
 class _Recorded:
-    """Buffers of one shape, and graphs of the step over the first lanes of them, by their number and the width."""
+    """Buffers of one shape, and graphs of the step over the first tracks of them, by their number and the width."""
 
     def __init__(self, bundle: Bundle, shape: _Shape, record: Record | None) -> None:
         self.shape = shape
         self.rows = shape.new_rows(bundle.rows)
-        trains = None if bundle.core.trains is None else torch.empty_like(bundle.core.trains)
-        self.core = replace(bundle.core, tables=shape.new_tables(bundle.core.tables), trains=trains)
+        trains = None if bundle.stepper.trains is None else torch.empty_like(bundle.stepper.trains)
+        self.stepper = replace(bundle.stepper, tables=shape.new_tables(bundle.stepper.tables), trains=trains)
         self.number = torch.zeros(1, dtype=torch.int64, device=self.rows.parameters.device)
         self.stream = torch.cuda.Stream() if self.number.device.type == "cuda" else None
         self.record = record or _CudaGraphs(self.stream)
@@ -188,25 +194,27 @@ class _Recorded:
                 raise
             except RuntimeError as error:
                 self.fails = True
-                log.warning("net %s cannot be recorded as a CUDA graph, and runs slower: %s", self.core.net.name, error)
+                log.warning(
+                    "net %s cannot be recorded as a CUDA graph, and runs slower: %s", self.stepper.net.name, error
+                )
 
     def step(self, size: tuple[int, int], masked: bool) -> None:
         """The step, in the buffers."""
-        self.core.step(self.rows, self.number, *size, masked)
+        self.stepper.step(self.rows, self.number, *size, masked)
         self.number += 1
 
     def fill(self, bundle: Bundle) -> None:
-        """Take over what the lanes of a bundle hold."""
+        """Take over what the tracks of a bundle hold."""
         self.number.zero_()
         for ours, theirs in zip(vars(self.rows).values(), vars(bundle.rows).values(), strict=True):
             if ours is not None:
                 _corner(ours, theirs).copy_(theirs)
-        if self.core.trains is not None and bundle.core.trains is not None:
-            self.core.trains.copy_(bundle.core.trains)
+        if self.stepper.trains is not None and bundle.stepper.trains is not None:
+            self.stepper.trains.copy_(bundle.stepper.trains)
 
-    def fill_window(self, tables: Tables, first: int) -> None:
+    def fill_window(self, tables: Schedule, first: int) -> None:
         """Take over the tables of the next steps."""
-        ours = self.core.tables
+        ours = self.stepper.tables
         for draws, source in zip(ours.draws, tables.draws, strict=True):
             draws.real.zero_()
             for name, table in vars(source).items():
@@ -236,15 +244,15 @@ class _Loaded:
         if self._masked:
             widths = (min(shape.width, rounded_up(width, 2)) for width in bundle.width)
             self._sizes = [
-                (_prefix(active, shape.lanes), width) for active, width in zip(self.active, widths, strict=True)
+                (_prefix(active, shape.tracks), width) for active, width in zip(self.active, widths, strict=True)
             ]
         else:
             self._sizes = list(zip(bundle.active, bundle.width, strict=True))
-        self._tables = bundle.core.tables
+        self._tables = bundle.stepper.tables
         if shape.idle and self._tables.moving is None:
             counts = torch.tensor(self.active, device=self._tables.counted.device)
-            lanes = torch.arange(len(bundle.rows.parameters), device=counts.device)
-            self._tables = replace(self._tables, moving=(lanes < counts[:, None]).unsqueeze(2))
+            tracks = torch.arange(len(bundle.rows.parameters), device=counts.device)
+            self._tables = replace(self._tables, moving=(tracks < counts[:, None]).unsqueeze(2))
         if recorded.stream is not None:
             recorded.stream.wait_stream(torch.cuda.current_stream())
         with recorded.streaming():
@@ -252,7 +260,7 @@ class _Loaded:
             recorded.fill(bundle)
 
     def step(self, number: int) -> None:
-        """Take a step with the lanes that are still training."""
+        """Take a step with the tracks that are still training."""
         recorded, size = self._recorded, self._sizes[number]
         with recorded.streaming():
             if number % _WINDOW == 0:
@@ -264,7 +272,7 @@ class _Loaded:
                 graph()
 
     def result(self) -> tuple[Models, Tensor]:
-        """The models and the losses of the last epoch, in the order in which the lanes were given."""
+        """The models and the losses of the last epoch, in the order in which the tracks were given."""
         if self._recorded.stream is not None:
             torch.cuda.current_stream().wait_stream(self._recorded.stream)
         return self._bundle.sorted_back(self._recorded.rows.first(len(self._bundle.rows.parameters)))

@@ -25,21 +25,21 @@ from coterie.training.local import LocalTraining
 
 __all__ = [
     "Batch",
+    "BatchIndices",
     "Bundle",
-    "Core",
-    "Draws",
     "GradientFunction",
-    "Lane",
     "LocalModel",
     "Objective",
-    "Rows",
-    "Steps",
-    "Tables",
+    "Schedule",
+    "Stepping",
     "Terms",
+    "Track",
+    "TrackRows",
     "Trained",
-    "Work",
+    "TrainingJob",
+    "TrainingStep",
     "cross_entropy",
-    "train_lanes",
+    "train_tracks",
 ]
 
 
@@ -146,8 +146,8 @@ class Trained:
 
 
 @dataclass(frozen=True)
-class Lane:
-    """One client in the loop: its samples, its draws, how it trains. Lanes may differ in all but the optimizer."""
+class Track:
+    """One client in the loop: its samples, its draws, how it trains. Tracks may differ in all but the optimizer."""
 
     index: np.ndarray
     """Its training samples, as places in the pool."""
@@ -224,25 +224,25 @@ GradientFunction = Callable[[Tensor, Tensor, tuple[Batch, ...], Tensor], tuple[T
 """(parameters [n, P], buffers [n, Q], batches, keys [n]) to (losses [n], gradients [n, P], buffers [n, Q])."""
 
 
-class Steps(Protocol):
-    """Lanes that take their steps together: a `Bundle`, or what stands for one."""
+class Stepping(Protocol):
+    """Tracks that take their steps together: a `Bundle`, or what stands for one."""
 
     @property
     def active(self) -> Sequence[int]:
-        """How many lanes are still training, by step; the first ones are."""
+        """How many tracks are still training, by step; the first ones are."""
         ...
 
     def step(self, number: int) -> None:
-        """Take a step with the lanes that are still training."""
+        """Take a step with the tracks that are still training."""
         ...
 
     def result(self) -> tuple[Models, Tensor]:
-        """The models and the losses of the last epoch, in the order in which the lanes were given."""
+        """The models and the losses of the last epoch, in the order in which the tracks were given."""
         ...
 
 
-def train_lanes(bundles: Sequence[Steps]) -> list[tuple[Models, Tensor]]:
-    """Train lanes, each for its own number of steps: the one loop. Bundles take turns, step by step."""
+def train_tracks(bundles: Sequence[Stepping]) -> list[tuple[Models, Tensor]]:
+    """Train tracks, each for its own number of steps: the one loop. Bundles take turns, step by step."""
     for number in range(max(len(bundle.active) for bundle in bundles)):
         for bundle in bundles:
             if number < len(bundle.active):
@@ -251,36 +251,36 @@ def train_lanes(bundles: Sequence[Steps]) -> list[tuple[Models, Tensor]]:
 
 
 @dataclass(frozen=True, eq=False)
-class Work:
-    """What is to be trained: lanes with what they start from and are told."""
+class TrainingJob:
+    """What is to be trained: tracks with what they start from and are told."""
 
     pool: Pool
-    lanes: Sequence[Lane]
+    tracks: Sequence[Track]
     start: Models
     terms: Terms
     objective: Objective
     sample_weights: Tensor | None = None
 
     def bundle(self, gradients: GradientFunction, chosen: slice | list[int], rows: int | None = None) -> "Bundle":
-        """Some of the lanes, which take their steps together; with `rows`, in steps of one shape."""
+        """Some of the tracks, which take their steps together; with `rows`, in steps of one shape."""
         weights = None if self.sample_weights is None else self.sample_weights[chosen]
-        lanes = self.lanes[chosen] if isinstance(chosen, slice) else [self.lanes[lane] for lane in chosen]
+        tracks = self.tracks[chosen] if isinstance(chosen, slice) else [self.tracks[track] for track in chosen]
         start, terms = self.start[chosen], self.terms.rows(chosen)
         streams = getattr(self.objective, "batches", 1)
-        return Bundle(self.pool, lanes, start, terms, gradients, streams, weights, rows)
+        return Bundle(self.pool, tracks, start, terms, gradients, streams, weights, rows)
 
 
 class Bundle:
-    """Lanes that take their steps together, and everything that a step reads and moves.
+    """Tracks that take their steps together, and everything that a step reads and moves.
 
-    Lanes are sorted by steps, longest first, so that those still training are always the first ones: a finished lane is
-    simply no longer in the prefix, and neither momentum nor decay nor a term can move it.
+    Tracks are sorted by steps, longest first, so that those still training are always the first ones: a finished track
+    is simply no longer in the prefix, and neither momentum nor decay nor a term can move it.
     """
 
     def __init__(
         self,
         pool: Pool,
-        lanes: Sequence[Lane],
+        tracks: Sequence[Track],
         start: Models,
         terms: Terms,
         gradients: GradientFunction,
@@ -288,47 +288,48 @@ class Bundle:
         sample_weights: Tensor | None = None,
         rows: int | None = None,
     ) -> None:
-        """Lanes with what they start from and are told; with `rows` all lanes compute in all steps, with so many rows.
+        """Tracks with what they start from and are told.
 
-        Then every operation has the same shape whatever the lanes are, and finished ones compute along without moving.
+        With `rows` all tracks compute in all steps, with so many rows: then every operation has the same shape whatever
+        the tracks are, and finished ones compute along without moving.
         """
-        ranked = sorted(range(len(lanes)), key=lambda lane: -lanes[lane].steps)
-        lanes, order = [lanes[lane] for lane in ranked], torch.tensor(ranked, device=pool.device)
+        ranked = sorted(range(len(tracks)), key=lambda track: -tracks[track].steps)
+        tracks, order = [tracks[track] for track in ranked], torch.tensor(ranked, device=pool.device)
         self._back = torch.tensor(np.argsort(ranked), device=pool.device)
-        self.rows = Rows.of(lanes, start[order], terms.rows(order), sample_weights, order)
-        draws = [_drawn(pool, lanes, stream, rows) for stream in range(streams)]
+        self.rows = TrackRows.of(tracks, start[order], terms.rows(order), sample_weights, order)
+        draws = [_drawn(pool, tracks, stream, rows) for stream in range(streams)]
         filled = draws[0][1]
-        counted = torch.from_numpy(_last_epoch(lanes, filled)).to(pool.device, start.net.dtype)
+        counted = torch.from_numpy(_last_epoch(tracks, filled)).to(pool.device, start.net.dtype)
         moving = None if rows is None else torch.from_numpy(filled > 0).to(pool.device).unsqueeze(2)
-        tables = Tables(tuple(table for table, _ in draws), counted, moving)
-        self.core = Core(pool, start.net, gradients, tables, terms.trains)
+        tables = Schedule(tuple(table for table, _ in draws), counted, moving)
+        self.stepper = TrainingStep(pool, start.net, gradients, tables, terms.trains)
         self.active: list[int] = (filled > 0).sum(axis=1).tolist()
         self.width: list[int] = filled.max(axis=1, initial=0).tolist()
         if rows is not None:
-            self.active, self.width = [len(lanes)] * len(filled), [rows] * len(filled)
-        self.alone = len(lanes) == 1 and rows is None
-        self.batch = max(lane.local.batch for lane in lanes) if all(lane.local.batch for lane in lanes) else 0
+            self.active, self.width = [len(tracks)] * len(filled), [rows] * len(filled)
+        self.alone = len(tracks) == 1 and rows is None
+        self.batch = max(track.local.batch for track in tracks) if all(track.local.batch for track in tracks) else 0
 
     def step(self, number: int) -> None:
-        """Take a step with the lanes that are still training."""
-        # A lane alone has no padded rows: without a mask the layers may use faster kernels.
-        self.core.step(self.rows, number, self.active[number], self.width[number], masked=not self.alone)
+        """Take a step with the tracks that are still training."""
+        # A track alone has no padded rows: without a mask the layers may use faster kernels.
+        self.stepper.step(self.rows, number, self.active[number], self.width[number], masked=not self.alone)
 
     def result(self) -> tuple[Models, Tensor]:
-        """The models and the losses of the last epoch, in the order in which the lanes were given."""
+        """The models and the losses of the last epoch, in the order in which the tracks were given."""
         return self.sorted_back(self.rows)
 
-    def sorted_back(self, rows: "Rows") -> tuple[Models, Tensor]:
-        """What these rows hold, in the order in which the lanes were given."""
-        models = Models(self.core.net, rows.parameters[self._back], rows.buffers[self._back])
+    def sorted_back(self, rows: "TrackRows") -> tuple[Models, Tensor]:
+        """What these rows hold, in the order in which the tracks were given."""
+        models = Models(self.stepper.net, rows.parameters[self._back], rows.buffers[self._back])
         return models, rows.losses[self._back]
 
 
 @dataclass
-class Rows:
-    """What a step reads and moves, with a row per lane.
+class TrackRows:
+    """What a step reads and moves, with a row per track.
 
-    Rates and strengths are tensors too, so that lanes with different settings can share a step; what no lane uses is
+    Rates and strengths are tensors too, so that tracks with different settings can share a step; what no track uses is
     not there.
     """
 
@@ -349,26 +350,26 @@ class Rows:
 
     @classmethod
     def of(
-        cls, lanes: Sequence[Lane], start: Models, terms: Terms, sample_weights: Tensor | None, order: Tensor
-    ) -> "Rows":
-        """The rows of lanes that begin at some models, whose tensors they take and move."""
+        cls, tracks: Sequence[Track], start: Models, terms: Terms, sample_weights: Tensor | None, order: Tensor
+    ) -> "TrackRows":
+        """The rows of tracks that begin at some models, whose tensors they take and move."""
         parameters = start.parameters
 
         def column(values: Iterable[float]) -> Tensor | None:
             listed = list(values)
             return parameters.new_tensor(listed).unsqueeze(1) if any(listed) else None
 
-        momentum = column(lane.local.momentum for lane in lanes)
-        adam = lanes[0].local.optimizer == "adam"
+        momentum = column(track.local.momentum for track in tracks)
+        adam = tracks[0].local.optimizer == "adam"
         return cls(
             parameters,
             start.buffers,
-            parameters.new_zeros(len(lanes)),
-            torch.tensor([draw_key(*lane.key, "noise") for lane in lanes], device=parameters.device),
-            parameters.new_tensor([lane.local.rate for lane in lanes]).unsqueeze(1),
+            parameters.new_zeros(len(tracks)),
+            torch.tensor([draw_key(*track.key, "noise") for track in tracks], device=parameters.device),
+            parameters.new_tensor([track.local.rate for track in tracks]).unsqueeze(1),
             momentum,
-            column(lane.local.decay for lane in lanes),
-            column(lane.local.clip for lane in lanes),
+            column(track.local.decay for track in tracks),
+            column(track.local.clip for track in tracks),
             terms.pull,
             terms.anchor,
             terms.push,
@@ -377,19 +378,19 @@ class Rows:
             None if sample_weights is None else sample_weights[order],
         )
 
-    def mapped(self, function: Callable[[Tensor], Tensor]) -> "Rows":
+    def mapped(self, function: Callable[[Tensor], Tensor]) -> "TrackRows":
         """The same with a function applied to every tensor."""
         mapped: dict[str, Any] = {n: None if value is None else function(value) for n, value in vars(self).items()}
-        return Rows(**mapped)
+        return TrackRows(**mapped)
 
-    def first(self, active: int) -> "Rows":
+    def first(self, active: int) -> "TrackRows":
         """The first rows, as views."""
         return self if active == len(self.parameters) else self.mapped(lambda tensor: tensor[:active])
 
 
 @dataclass
-class Draws:
-    """Which sample of which lane is in which row of which step, [step, lane, row]."""
+class BatchIndices:
+    """Which sample of which track is in which row of which step, [step, track, row]."""
 
     sources: Tensor
     """Places in the pool; where a row is padding, one of the client's own: it cannot suffer from another's."""
@@ -402,31 +403,31 @@ class Draws:
 
 
 @dataclass
-class Tables:
+class Schedule:
     """What changes from step to step."""
 
-    draws: tuple[Draws, ...]
+    draws: tuple[BatchIndices, ...]
     """One for each stream of batches."""
     counted: Tensor
-    """The weight of the step in the mean loss of the last epoch, [step, lane]."""
+    """The weight of the step in the mean loss of the last epoch, [step, track]."""
     moving: Tensor | None = None
-    """Which lanes the step moves, [step, lane, 1], where finished ones take part in the computation."""
+    """Which tracks the step moves, [step, track, 1], where finished ones take part in the computation."""
     window: int | None = None
     """How many steps there is room for, where later ones take the places of earlier ones."""
 
 
 @dataclass
-class Core:
+class TrainingStep:
     """The step itself. It asks the host nothing, so that it can be run as it is or recorded once and replayed."""
 
     pool: Pool
     net: Net
     gradients: GradientFunction
-    tables: Tables
+    tables: Schedule
     trains: Tensor | None
     """Which parameters are trained, [P] of 1 and 0; nothing means all."""
 
-    def step(self, rows: Rows, number: int | Tensor, active: int, width: int, masked: bool) -> None:
+    def step(self, rows: TrackRows, number: int | Tensor, active: int, width: int, masked: bool) -> None:
         """Move the first `active` rows by a step, whose number may be on the device, with batches of some width."""
         tables, place = self.tables, number if self.tables.window is None else number % self.tables.window
         rows = rows.first(active)
@@ -442,8 +443,10 @@ class Core:
         if self.net.buffers.names:
             rows.buffers.copy_(after if moving is None else torch.where(moving, after, rows.buffers))
 
-    def _batch(self, draws: Draws, rows: Rows, place: int | Tensor, active: int, width: int, masked: bool) -> Batch:
-        """The samples of the first lanes in a step, [lane, row]."""
+    def _batch(
+        self, draws: BatchIndices, rows: TrackRows, place: int | Tensor, active: int, width: int, masked: bool
+    ) -> Batch:
+        """The samples of the first tracks in a step, [track, row]."""
         sources = _taken(draws.sources, place, active, width)
         places = _taken(draws.places, place, active, width)
         crops = None if draws.crops is None else _taken(draws.crops, place, active, width)
@@ -458,32 +461,32 @@ def _taken(table: Tensor, place: int | Tensor, *cut: int) -> Tensor:
     return table[tuple(slice(size) for size in cut)]
 
 
-def _last_epoch(lanes: Sequence[Lane], filled: np.ndarray) -> np.ndarray:
-    """The weight of each step in the mean loss of the last epoch, [step, lane]: its share of the epoch's samples."""
-    steps = np.array([lane.steps for lane in lanes])
-    epoch = np.array([lane.epoch for lane in lanes])
+def _last_epoch(tracks: Sequence[Track], filled: np.ndarray) -> np.ndarray:
+    """The weight of each step in the mean loss of the last epoch, [step, track]: its share of the epoch's samples."""
+    steps = np.array([track.steps for track in tracks])
+    epoch = np.array([track.epoch for track in tracks])
     late = np.arange(len(filled))[:, None] >= steps - epoch
     return (filled * late) / np.maximum((filled * late).sum(axis=0), 1)
 
 
-def _drawn(pool: Pool, lanes: Sequence[Lane], stream: int, rows: int | None) -> tuple[Draws, np.ndarray]:
-    """The samples of all steps, and how many there are, [step, lane]; with room for so many, or as many as needed."""
-    shape = (lanes[0].steps, len(lanes), rows or max(lane.width for lane in lanes))
+def _drawn(pool: Pool, tracks: Sequence[Track], stream: int, rows: int | None) -> tuple[BatchIndices, np.ndarray]:
+    """The samples of all steps, and how many there are, [step, track]; with room for so many, or as many as needed."""
+    shape = (tracks[0].steps, len(tracks), rows or max(track.width for track in tracks))
     places = np.full(shape, -1, dtype=np.int64)
     crops = np.zeros((*shape, 3), dtype=np.int64) if pool.augment else None
-    drawing = generators(draw_key(*lane.key, "batches", stream) for lane in lanes)
-    for number, (lane, rng) in enumerate(zip(lanes, drawing, strict=True)):
-        own = _places(lane, rng)
-        places[: lane.steps, number, : own.shape[1]] = own
+    drawing = generators(draw_key(*track.key, "batches", stream) for track in tracks)
+    for number, (track, rng) in enumerate(zip(tracks, drawing, strict=True)):
+        own = _places(track, rng)
+        places[: track.steps, number, : own.shape[1]] = own
         if crops is not None:
-            drawn = pool.draw_crops(generator(*lane.key, "augment", stream), own.shape)
-            crops[: lane.steps, number, : own.shape[1]] = drawn
+            drawn = pool.draw_crops(generator(*track.key, "augment", stream), own.shape)
+            crops[: track.steps, number, : own.shape[1]] = drawn
     real = places >= 0
     np.maximum(places, 0, out=places)
-    # All lanes' samples one after another, and where each lane's begin: one look-up for all.
-    first = np.cumsum([0, *(len(lane.index) for lane in lanes[:-1])])
-    sources = np.concatenate([lane.index for lane in lanes])[places + first[:, None]]
-    draws = Draws(
+    # All tracks' samples one after another, and where each track's begin: one look-up for all.
+    first = np.cumsum([0, *(len(track.index) for track in tracks[:-1])])
+    sources = np.concatenate([track.index for track in tracks])[places + first[:, None]]
+    draws = BatchIndices(
         torch.from_numpy(sources).to(pool.device),
         torch.from_numpy(places).to(pool.device),
         torch.from_numpy(real).to(pool.device, pool.dtype),
@@ -492,16 +495,16 @@ def _drawn(pool: Pool, lanes: Sequence[Lane], stream: int, rows: int | None) -> 
     return draws, real.sum(axis=2)
 
 
-def _places(lane: Lane, rng: np.random.Generator) -> np.ndarray:
+def _places(track: Track, rng: np.random.Generator) -> np.ndarray:
     """The client's own samples by step, [step, row]: a new order every epoch, -1 where a batch is not full."""
-    samples, batch = len(lane.index), lane.width
-    orders = np.full((ceil(lane.steps / lane.epoch), lane.epoch * batch), -1, dtype=np.int64)
+    samples, batch = len(track.index), track.width
+    orders = np.full((ceil(track.steps / track.epoch), track.epoch * batch), -1, dtype=np.int64)
     for order in orders:
         order[:samples] = rng.permutation(samples)
-    return orders.reshape(-1, batch)[: lane.steps]
+    return orders.reshape(-1, batch)[: track.steps]
 
 
-def _direction(rows: Rows, gradient: Tensor, trains: Tensor | None, number: int | Tensor) -> Tensor:
+def _direction(rows: TrackRows, gradient: Tensor, trains: Tensor | None, number: int | Tensor) -> Tensor:
     """Where a step goes: the gradient with pull and push, clipping and decay, through momentum or Adam."""
     if rows.pull is not None and rows.anchor is not None:
         gradient = gradient + rows.pull * (rows.parameters - rows.anchor)
@@ -510,7 +513,7 @@ def _direction(rows: Rows, gradient: Tensor, trains: Tensor | None, number: int 
     if trains is not None:
         gradient = gradient * trains
     if rows.clip is not None:
-        # A lane that does not clip has 0 here, which stands for no limit.
+        # A track that does not clip has 0 here, which stands for no limit.
         limit = torch.where(rows.clip > 0, rows.clip, torch.inf)
         gradient = gradient * (limit / (gradient.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1)
     if rows.decay is not None:

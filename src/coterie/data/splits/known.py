@@ -18,7 +18,7 @@ __all__ = ["Given", "Natural"]
 
 
 @dataclass(frozen=True)
-class _Known(SplitRule):
+class _FromPublishedUsers(SplitRule):
     """Clients that exist before the split, of which all or some take part."""
 
     least_clients: ClassVar[int] = 0
@@ -51,7 +51,7 @@ class _Known(SplitRule):
 
 
 @split_rules.register("natural")
-class Natural(_Known):
+class Natural(_FromPublishedUsers):
     """By user: each user of the data, e.g. each writer of FEMNIST, is a client.
 
     Clients have their users' names, in sorted order.
@@ -65,7 +65,7 @@ class Natural(_Known):
 
 
 @split_rules.register("given")
-class Given(_Known):
+class Given(_FromPublishedUsers):
     """By an assignment that you give, as an array or in a file.
 
     An assignment is either one client per sample, as numbers or names (-1 or nothing: the sample is unused), or the

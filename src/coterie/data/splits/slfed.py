@@ -27,7 +27,7 @@ _RANDOM = 4000
 
 
 @dataclass(frozen=True)
-class _SLFed(SplitRule):
+class _SLFedDist(SplitRule):
     """Clients of published kinds, with samples that other clients may have too, but none twice at one client."""
 
     mix: ClassVar[dict[str, int]]
@@ -65,7 +65,7 @@ class _SLFed(SplitRule):
 
 
 @split_rules.register("slfed-dist0")
-class SLFedDist0(_SLFed):
+class SLFedDist0(_SLFedDist):
     """SLFed's Dist-0: 2,000 samples in 3 random classes, 1,500 in 2, 1,000 in 2 and 5 in 3.
 
     Clients may have samples in common (Section 6.1.2). Other numbers of classes are divided in the same proportion.
@@ -75,7 +75,7 @@ class SLFedDist0(_SLFed):
 
 
 @split_rules.register("slfed-dist1")
-class SLFedDist1(_SLFed):
+class SLFedDist1(_SLFedDist):
     """SLFed's Dist-1: 2,500 samples in 3 random classes and 5 in the other 7.
 
     Clients may have samples in common (Section 6.1.2). Other numbers of classes are divided in the same proportion.
@@ -85,7 +85,7 @@ class SLFedDist1(_SLFed):
 
 
 @split_rules.register("slfed-dist2")
-class SLFedDist2(_SLFed):
+class SLFedDist2(_SLFedDist):
     """SLFed's Dist-2: 2,000 samples in 7 random classes and 5 in the other 3.
 
     Clients may have samples in common (Section 6.1.2). Other numbers of classes are divided in the same proportion.
@@ -95,7 +95,7 @@ class SLFedDist2(_SLFed):
 
 
 @split_rules.register("slfed-dist3")
-class SLFedDist3(_SLFed):
+class SLFedDist3(_SLFedDist):
     """SLFed's Dist-3: of 50 clients 8 as Dist-0, 7 as Dist-1, 7 as Dist-2, 8 even and 20 at random.
 
     An even client has 2,000 samples of every class, a random one 1 to 4,000, drawn uniformly for each class. Clients

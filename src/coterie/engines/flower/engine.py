@@ -15,11 +15,11 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from coterie.clients.clients import Clients, Round
+from coterie.clients.clients import CallContext, Clients
 from coterie.clients.letters import Letter, Letters
 from coterie.clients.memory import Memory, Value
 from coterie.core.errors import CoterieError, NoAnswerError, ProgramError, SettingsError
-from coterie.engines.chunk import Site, joined, part_of, run_chunk
+from coterie.engines.chunk import ClientHost, joined, part_of, run_chunk
 from coterie.engines.flower.site import PROTOCOL
 from coterie.engines.flower.versions import Version
 from coterie.nets import codec
@@ -112,7 +112,7 @@ class Waiting:
 
 
 @dataclass
-class _Known:
+class _KnownSite:
     """A site that has said who it is."""
 
     name: str
@@ -136,13 +136,13 @@ class FlowerEngine:
     task: Task
     transport: Transport
     waiting: Waiting = field(default_factory=Waiting)
-    own: Site | None = None
+    own: ClientHost | None = None
     """What the server itself holds: first its own samples, then the parts of the global test set."""
     advice: str = "when they are back, go on with `coterie deploy resume`"
     """What to do when too few sites are there."""
 
     def __post_init__(self) -> None:
-        self._sites: list[_Known] = []
+        self._sites: list[_KnownSite] = []
         self._strangers: set[int] = set()
         self._run = secrets.token_hex(8)
         self._round = 0
@@ -234,7 +234,7 @@ class FlowerEngine:
             known.node, known.samples = node, hello["samples"] or known.samples
         else:
             log.info("site %s has joined, with %s training samples", name, hello["samples"] or "uncounted")
-            self._sites.append(_Known(name, hello["samples"] or 0, node))
+            self._sites.append(_KnownSite(name, hello["samples"] or 0, node))
 
     def _mismatch(self, hello: Mapping[str, Any]) -> str | None:
         """What in a site's greeting does not fit this task, if anything."""
@@ -349,7 +349,7 @@ class FlowerEngine:
         assert node is not None
         return node
 
-    def _request(self, call: Call, site: _Known) -> bytes:
+    def _request(self, call: Call, site: _KnownSite) -> bytes:
         content = {
             "format": PROTOCOL,
             "ask": "call",
@@ -411,7 +411,7 @@ class FlowerEngine:
         outputs = [run_chunk(one, Memory(1), self.own)[0] for one in rows]
         return Answers(call.clients, joined(outputs, torch.arange(len(rows))))
 
-    def server_clients(self, at: Round) -> Clients:
+    def server_clients(self, at: CallContext) -> Clients:
         """The `Clients` interface over what the server itself holds."""
         if self.own is None or not len(self.own.shards[0].train):
             raise CoterieError("the server holds no samples: name a data hook under [server] in the settings")
@@ -464,9 +464,9 @@ class FlowerEngine:
             now = there.pop(entry["name"], None)
             node, samples = (None, 0) if now is None else (now.node, now.samples)
             restored.append(
-                _Known(entry["name"], samples or entry["samples"], node, entry["version"], entry["version"])
+                _KnownSite(entry["name"], samples or entry["samples"], node, entry["version"], entry["version"])
             )
-        newcomers = [_Known(site.name, site.samples, site.node) for site in there.values()]
+        newcomers = [_KnownSite(site.name, site.samples, site.node) for site in there.values()]
         self._sites = restored + newcomers
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from coterie.core.errors import CoterieError, SettingsError
 from coterie.engines.flower.messages import MESSAGE_TYPE, packed, unpacked
-from coterie.engines.flower.site import RealSite
+from coterie.engines.flower.site import RemoteSite
 from coterie.nets.codec import dump
 
 __all__ = ["reply", "serve"]
@@ -51,7 +51,7 @@ _REFUSED = 1
 """Flower's code for an error of no special kind."""
 
 
-def reply(site: RealSite, message: Message) -> Message:
+def reply(site: RemoteSite, message: Message) -> Message:
     """A site's answer to a Flower message."""
     if message.metadata.message_type != MESSAGE_TYPE:
         log.warning("refused: a message of type %s", message.metadata.message_type)
@@ -64,7 +64,7 @@ def reply(site: RealSite, message: Message) -> Message:
     return Message(packed({"answer": content}), reply_to=message)
 
 
-def serve(site: RealSite, superlink: str, ca: Path, key: Path, ready: Callable[[int], None]) -> None:
+def serve(site: RemoteSite, superlink: str, ca: Path, key: Path, ready: Callable[[int], None]) -> None:
     """Answer a SuperLink's messages until the process is stopped; `ready` is told the node's number once connected.
 
     The connection is always encrypted, checked against the certificate authority `ca`, and authenticated with this
@@ -95,7 +95,7 @@ def serve(site: RealSite, superlink: str, ca: Path, key: Path, ready: Callable[[
                 log.exception("a message could not be answered")
 
 
-def _answer(site: RealSite, received: Any, pull: Any, confirm: Any, send: Any, push: Any) -> None:
+def _answer(site: RemoteSite, received: Any, pull: Any, confirm: Any, send: Any, push: Any) -> None:
     """Fetch the content of a message, let the site answer it, and bring the answer back."""
     envelope, tree = received
     run = envelope.metadata.run_id

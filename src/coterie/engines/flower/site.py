@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from coterie.clients.clients import Round
+from coterie.clients.clients import CallContext
 from coterie.clients.letters import Letter, Letters, checked_content
 from coterie.clients.memory import Value
 from coterie.clients.programs import Program, program_named
@@ -24,11 +24,11 @@ from coterie.clients.sealing import Identity, SealingError, Seals, read_peers
 from coterie.core.errors import CoterieError, ProgramError
 from coterie.engines.chunk import Host, run_chunk
 from coterie.engines.flower.versions import Version, Versions
-from coterie.engines.torch_flags import settled
+from coterie.engines.torch_flags import applied
 from coterie.nets import codec
 from coterie.server.federation import Call
 
-__all__ = ["PROTOCOL", "RealSite", "Rules"]
+__all__ = ["PROTOCOL", "RemoteSite", "Rules"]
 
 log = logging.getLogger("coterie")
 
@@ -56,7 +56,7 @@ class Rules:
     """The pinned public identities of all sites."""
 
 
-class RealSite:
+class RemoteSite:
     """One client that answers a server's messages."""
 
     def __init__(self, rules: Rules, site: Host) -> None:
@@ -126,7 +126,7 @@ class RealSite:
         _check_inputs(program, each, _values(shared), settings)
         call = Call(program, np.array([0]), each, _values(shared), settings, at, letters)
         precision = self._rules.precision
-        with nullcontext() if precision is None else settled(precision, self._site.device):
+        with nullcontext() if precision is None else applied(precision, self._site.device):
             outputs, kept, written = run_chunk(call, memory, self._site)
         sealed = self._sealed(written, asked["announcements"], run, at)
         if kept:
@@ -141,7 +141,7 @@ class RealSite:
             raise CoterieError(f"program {name} is not allowed by this site's settings")
         return program_named(name)
 
-    def _opened(self, letters: Sequence[Any], run: str, at: Round) -> list[Letter]:
+    def _opened(self, letters: Sequence[Any], run: str, at: CallContext) -> list[Letter]:
         """The letters that can be trusted; one that cannot costs itself, not the call."""
         opened: list[Letter] = []
         if not letters:
@@ -157,7 +157,7 @@ class RealSite:
                 log.warning("refused a letter: %s", error)
         return opened
 
-    def _sealed(self, letters: Sequence[Letter], announcements: Any, run: str, at: Round) -> list[Letter]:
+    def _sealed(self, letters: Sequence[Letter], announcements: Any, run: str, at: CallContext) -> list[Letter]:
         """The letters as they may leave this site, each readable by its receiver alone.
 
         To a receiver whose key of this round is not known, or not its own, nothing is written.
@@ -196,11 +196,11 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _round(value: Any) -> Round:
-    kinds = {item.name: type(item.default) for item in fields(Round)}
+def _round(value: Any) -> CallContext:
+    kinds = {item.name: type(item.default) for item in fields(CallContext)}
     if not isinstance(value, dict) or any(type(value.get(name)) is not kind for name, kind in kinds.items()):
         raise CoterieError("a message that does not say where in a run it is")
-    made = Round(**{name: value[name] for name in kinds})
+    made = CallContext(**{name: value[name] for name in kinds})
     if made.test_data:
         raise CoterieError("a method that reads test data: at a site it is for scoring only")
     return made

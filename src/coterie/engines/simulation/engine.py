@@ -12,15 +12,15 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 
-from coterie.clients.clients import Clients, Round
+from coterie.clients.clients import CallContext, Clients
 from coterie.clients.letters import Letters
 from coterie.clients.memory import Memory, Value, size_of
 from coterie.core.errors import CoterieError, SettingsError
 from coterie.core.fields import WITHOUT_EFFECT, Checked, above, at_least
 from coterie.data.population import Pool, Population, Shard
-from coterie.engines.chunk import Result, Site, device_of, joined, part_of, run_chunk
+from coterie.engines.chunk import ClientHost, Result, device_of, joined, part_of, run_chunk
 from coterie.engines.simulation.workers import Workers
-from coterie.engines.torch_flags import settled
+from coterie.engines.torch_flags import applied
 from coterie.nets import make_net
 from coterie.nets.net import Factory
 from coterie.server.federation import Answers, Call
@@ -128,7 +128,7 @@ class Simulation:
         self.server = range(-len(parts), 0)
         half, strict = self.computing.precision == "bf16", self.computing.strict
         form = form_named(self._choose_form(device), half, strict)
-        self._site = Site(self.net, self._pool, shards, population.server.test, form)
+        self._site = ClientHost(self.net, self._pool, shards, population.server.test, form)
         self._memory_limit = self._choose_memory(device)
         self._memory = Memory(len(shards), self._home)
         workers = self._choose_workers(device)
@@ -190,7 +190,7 @@ class Simulation:
         parts.append(f"net {net.name}: {net.parameters.total:,} parameters, {net.work:,} multiply-and-adds a sample")
         parts.append(f"{self.computing.precision} on {device}, in {where}")
         if form.together:
-            parts.append(f"up to {self.lanes_at_once(32):,} clients together, as {self._memory_limit:.3g} GB allow")
+            parts.append(f"up to {self.clients_at_once(32):,} clients together, as {self._memory_limit:.3g} GB allow")
         if form.strict:
             parts.append("strict: in stacks of one width, so that no bit depends on what else is computed")
         if device.type != "cpu":
@@ -202,15 +202,15 @@ class Simulation:
     def _chunks(self, call: Call) -> list[np.ndarray]:
         """The rows of a call in groups that are computed together, clients with most samples first."""
         batches = [getattr(value, "batch", 0) for value in call.settings.values()]
-        lanes = self.lanes_at_once(max([*batches, 32])) if self._site.form.together else 1
-        if len(call.clients) <= lanes:
+        tracks = self.clients_at_once(max([*batches, 32])) if self._site.form.together else 1
+        if len(call.clients) <= tracks:
             return [np.arange(len(call.clients))]
         part = "test" if call.at.scoring else "train"
         sizes = [len(self._site.shards[client].part(part)) for client in call.clients]
         order = np.argsort(-np.array(sizes), kind="stable")
-        return [order[first : first + lanes] for first in range(0, len(order), lanes)]
+        return [order[first : first + tracks] for first in range(0, len(order), tracks)]
 
-    def lanes_at_once(self, rows: int) -> int:
+    def clients_at_once(self, rows: int) -> int:
         """How many clients with batches of so many rows fit into memory together."""
         # Parameters, gradient, velocity and a temporary; activations once forward and about once backward.
         numbers = 4 * self.net.parameters.total + 2 * rows * (self.net.activations + prod(self.net.shape))
@@ -248,7 +248,7 @@ class Simulation:
     def _run_here(self, call: Call) -> list[tuple[Call, Result]]:
         """Run a program in this process, in smaller groups if memory runs out."""
         try:
-            with settled(self.computing.precision, self._site.pool.device):
+            with applied(self.computing.precision, self._site.pool.device):
                 return [(call, run_chunk(call, self._memory_of(call), self._site))]
         except torch.OutOfMemoryError as error:
             if len(call.clients) == 1:
@@ -263,7 +263,7 @@ class Simulation:
         rows = np.arange(len(call.clients))
         return [part for some in (rows[:half], rows[half:]) for part in self._run_here(part_of(call, some))]
 
-    def server_clients(self, at: Round) -> Clients:
+    def server_clients(self, at: CallContext) -> Clients:
         """The `Clients` interface over what the server itself holds."""
         server = -len(self.server) - 1
         held = self._site.shards[server]

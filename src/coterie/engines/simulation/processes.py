@@ -20,7 +20,7 @@ from typing import IO, NoReturn
 
 import torch
 
-__all__ = ["Process", "start"]
+__all__ = ["WorkerProcess", "start"]
 
 Life = Callable[[str, IO[str], IO[str]], None]
 """What a process does: called with a word, where questions come from and where answers go; a function of a module."""
@@ -28,7 +28,7 @@ Life = Callable[[str, IO[str], IO[str]], None]
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-class Process:
+class WorkerProcess:
     """A process that is asked and answers."""
 
     def __init__(self, pid: int, questions: IO[str], answers: IO[str], wait: Callable[[], int]) -> None:
@@ -63,7 +63,7 @@ class Process:
         return self.code
 
 
-def start(life: Life, word: str) -> Process:
+def start(life: Life, word: str) -> WorkerProcess:
     """A new process that lives this life."""
     return _forked(life, word) if _can_fork() else _fresh(life, word)
 
@@ -72,7 +72,7 @@ def _can_fork() -> bool:
     return sys.platform == "linux" and len(sys._current_frames()) == 1 and not torch.cuda.is_initialized()
 
 
-def _forked(life: Life, word: str) -> Process:
+def _forked(life: Life, word: str) -> WorkerProcess:
     (asked, asks), (answered, answers) = os.pipe(), os.pipe()
     sys.stdout.flush()  # or both would write what waits there
     sys.stderr.flush()
@@ -86,7 +86,7 @@ def _forked(life: Life, word: str) -> Process:
         _live(life, word, os.fdopen(asked), os.fdopen(answers, "w"))
     os.close(asked)
     os.close(answers)
-    return Process(
+    return WorkerProcess(
         pid, os.fdopen(asks, "w"), os.fdopen(answered), lambda: os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     )
 
@@ -106,7 +106,7 @@ def _live(life: Life, word: str, questions: IO[str], answers: IO[str]) -> NoRetu
         os._exit(code)
 
 
-def _fresh(life: Life, word: str) -> Process:
+def _fresh(life: Life, word: str) -> WorkerProcess:
     command = f"from {__name__} import live_fresh; live_fresh()"
     popen = subprocess.Popen(
         [sys.executable, "-c", command, life.__module__, life.__name__, word],
@@ -117,7 +117,7 @@ def _fresh(life: Life, word: str) -> Process:
     )
     assert popen.stdin is not None
     assert popen.stdout is not None
-    return Process(popen.pid, popen.stdin, popen.stdout, popen.wait)
+    return WorkerProcess(popen.pid, popen.stdin, popen.stdout, popen.wait)
 
 
 def live_fresh() -> None:

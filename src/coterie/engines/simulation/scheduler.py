@@ -24,12 +24,12 @@ from torch.nn.functional import pad
 
 from coterie.engines import torch_flags
 from coterie.nets.stacks import Models
-from coterie.training.evaluation import Questions, rows_at_once
+from coterie.training.evaluation import EvaluationJob, rows_at_once
 from coterie.training.forms import Form
 from coterie.training.graphs import objective_key
-from coterie.training.loop import Terms, Work
+from coterie.training.loop import Terms, TrainingJob
 
-__all__ = ["Meeting"]
+__all__ = ["Scheduler"]
 
 log = logging.getLogger("coterie")
 
@@ -66,21 +66,21 @@ class _Training(_Request):
 
     trains = True
 
-    work: Work
+    job: TrainingJob
 
     def kind(self) -> Hashable:
-        work, terms = self.work, self.work.terms
+        job, terms = self.job, self.job.terms
         trains = None if terms.trains is None else terms.trains.cpu().numpy().tobytes()
-        there = tuple(part is None for part in (terms.pull, terms.anchor, terms.push, work.sample_weights))
-        optimizer = work.lanes[0].local.optimizer
-        return id(work.pool), id(work.start.net), objective_key(work.objective), optimizer, trains, there
+        there = tuple(part is None for part in (terms.pull, terms.anchor, terms.push, job.sample_weights))
+        optimizer = job.tracks[0].local.optimizer
+        return id(job.pool), id(job.start.net), objective_key(job.objective), optimizer, trains, there
 
     def count(self) -> int:
-        return len(self.work.lanes)
+        return len(self.job.tracks)
 
     def rows(self) -> int:
         """How many rows the largest batch has."""
-        return max(lane.local.batch or len(lane.index) for lane in self.work.lanes)
+        return max(track.local.batch or len(track.index) for track in self.job.tracks)
 
     def answer(self, inner: Form, group: Sequence["_Training"]) -> Sequence[tuple[Models, Tensor]]:
         (answers,) = self.answers(inner, [group])
@@ -96,41 +96,41 @@ class _Training(_Request):
         return found
 
     @staticmethod
-    def _joined(group: Sequence["_Training"]) -> Work:
+    def _joined(group: Sequence["_Training"]) -> TrainingJob:
         """The works of a group as one."""
-        works = [request.work for request in group]
-        weights = [work.sample_weights for work in works if work.sample_weights is not None]
+        jobs = [request.job for request in group]
+        weights = [job.sample_weights for job in jobs if job.sample_weights is not None]
         most = max((weight.shape[1] for weight in weights), default=0)
         return replace(
-            works[0],
-            lanes=[lane for work in works for lane in work.lanes],
-            start=Models.cat([work.start for work in works]),
-            terms=Terms.cat([work.terms for work in works]),
+            jobs[0],
+            tracks=[track for job in jobs for track in job.tracks],
+            start=Models.cat([job.start for job in jobs]),
+            terms=Terms.cat([job.terms for job in jobs]),
             sample_weights=torch.cat([pad(own, (0, most - own.shape[1])) for own in weights]) if weights else None,
         )
 
 
 @dataclass(eq=False, kw_only=True)
-class _Judging(_Request):
+class _Evaluating(_Request):
     """Models to ask about samples."""
 
-    questions: Questions
+    job: EvaluationJob
 
     def kind(self) -> Hashable:
-        return "judge", id(self.questions.pool), id(self.questions.models.net)
+        return "evaluate", id(self.job.pool), id(self.job.models.net)
 
     def count(self) -> int:
-        return len(self.questions.places)
+        return len(self.job.places)
 
-    def answer(self, inner: Form, group: Sequence["_Judging"]) -> Sequence[Tensor]:
-        asked = [request.questions for request in group]
+    def answer(self, inner: Form, group: Sequence["_Evaluating"]) -> Sequence[Tensor]:
+        asked = [request.job for request in group]
         first = asked[0].places[0]
         if all(one.shared and np.array_equal(one.places[0], first) for one in asked):
             # Runs of the same world ask about the same samples, which are prepared once.
             places = [first] * sum(len(one.places) for one in asked)
         else:
             places = [own for one in asked for own in one.places]
-        found = inner.judge(Questions(self.questions.pool, Models.cat([one.models for one in asked]), places))
+        found = inner.evaluate(EvaluationJob(self.job.pool, Models.cat([one.models for one in asked]), places))
         # Behind the last sample of a run's longest question there is what only others have asked.
         parts = _split(group, found.transpose(0, 1))
         return [part.transpose(0, 1)[..., : one.longest] for one, (part,) in zip(asked, parts, strict=True)]
@@ -167,11 +167,11 @@ class _Stopped(BaseException):
     """Ends a run because another has failed or the user has stopped all."""
 
 
-class Meeting:
+class Scheduler:
     """Runs that go on in turns and compute together."""
 
     def __init__(self, fits: Callable[[int], int] = lambda rows: sys.maxsize) -> None:
-        """A meeting in which as many lanes with batches of some rows are trained together as `fits` says."""
+        """A meeting in which as many tracks with batches of some rows are trained together as `fits` says."""
         self._fits, self._most = fits, sys.maxsize
         self._stopped = False
         self._turns: list[threading.Semaphore] = []
@@ -183,18 +183,18 @@ class Meeting:
         self.batches: list[int] = []
         """How many runs each training served so far."""
         self.answers: list[int] = []
-        """How many runs each batch of questions served so far."""
+        """How many runs each batch of evaluations served so far."""
 
     def form(self, inner: Form, number: int) -> Form:
         """The form for the run with this number: it meets the others to compute."""
-        return _Joined(inner, self, number)
+        return _ScheduledForm(inner, self, number)
 
     def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
         """What the tasks give; the first error that occurs in one of them stops the others."""
         results: dict[int, T] = {}
         errors: list[BaseException] = []
 
-        def work(number: int, task: Callable[[], T]) -> None:
+        def job(number: int, task: Callable[[], T]) -> None:
             self._turns[number].acquire()
             try:
                 if not self._stopped:
@@ -209,7 +209,7 @@ class Meeting:
 
         self._turns = [threading.Semaphore(0) for _ in tasks]
         self._ready = deque(range(len(tasks)))
-        threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in enumerate(tasks)]
+        threads = [threading.Thread(target=job, args=pair, daemon=True) for pair in enumerate(tasks)]
         for thread in threads:
             thread.start()
         self._pass_on()
@@ -228,7 +228,7 @@ class Meeting:
     def ask(self, number: int, inner: Form, request: _Request) -> Any:
         """Wait for the others, and compute with them. Called in a run's thread, whose turn it is."""
         self._waiting[number] = (inner, request)
-        with torch_flags.interrupted():
+        with torch_flags.lifted():
             self._pass_on()
             self._turns[number].acquire()
         if request.error is not None:
@@ -269,15 +269,15 @@ class Meeting:
     def _fitting(self, groups: Iterable[Sequence[_Training]]) -> list[list[list[_Training]]]:
         """Trainings, in groups of a kind, as sets of groups that fit into memory side by side."""
         sets: list[list[list[_Training]]] = [[]]
-        lanes, most = 0, sys.maxsize
+        tracks, most = 0, sys.maxsize
         for group in groups:
             sets[-1].append([])
             for request in group:
                 fitting = min(self._fits(request.rows()), self._most)
-                lanes, most = lanes + request.count(), min(most, fitting)
-                if lanes > most and lanes > request.count():
+                tracks, most = tracks + request.count(), min(most, fitting)
+                if tracks > most and tracks > request.count():
                     sets.append([[]])
-                    lanes, most = request.count(), fitting
+                    tracks, most = request.count(), fitting
                 sets[-1][-1].append(request)
         # A set that was full when a kind began has an empty group at its end.
         return [[group for group in some if group] for some in sets if any(some)]
@@ -329,30 +329,30 @@ class Meeting:
             torch.cuda.empty_cache()
 
 
-class _Joined(Form):
+class _ScheduledForm(Form):
     """A form that computes together with other runs."""
 
-    def __init__(self, inner: Form, meeting: Meeting, number: int) -> None:
+    def __init__(self, inner: Form, scheduler: Scheduler, number: int) -> None:
         super().__init__(inner.half, strict=inner.strict)
-        self._inner, self._meeting, self._number = inner, meeting, number
+        self._inner, self._scheduler, self._number = inner, scheduler, number
         self.name, self.about, self.together, self.stacked = inner.name, inner.about, inner.together, inner.stacked
 
-    def train(self, work: Work) -> tuple[Models, Tensor]:
+    def train(self, job: TrainingJob) -> tuple[Models, Tensor]:
         """Train when all runs want to."""
-        return self._meeting.ask(self._number, self._inner, _Training(work=work))
+        return self._scheduler.ask(self._number, self._inner, _Training(job=job))
 
     def outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
         """Run the models when all others are waiting too."""
         if shared:
             return self._outputs(models, x, shared)
-        return self._meeting.ask(self._number, self._inner, _Predicting(models=models, x=x))
+        return self._scheduler.ask(self._number, self._inner, _Predicting(models=models, x=x))
 
     def _outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
         return self._inner.outputs(models, x, shared)
 
-    def judge(self, questions: Questions) -> Tensor:
+    def evaluate(self, job: EvaluationJob) -> Tensor:
         """Ask the models when all other runs are waiting too."""
-        return self._meeting.ask(self._number, self._inner, _Judging(questions=questions))
+        return self._scheduler.ask(self._number, self._inner, _Evaluating(job=job))
 
     def forget(self) -> None:
         """Give back memory that is held for the next call."""

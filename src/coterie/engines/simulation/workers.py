@@ -22,28 +22,28 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from coterie.clients.clients import Round
+from coterie.clients.clients import CallContext
 from coterie.clients.letters import Letters
 from coterie.clients.memory import Memory
 from coterie.clients.programs import program_named
 from coterie.core.errors import CoterieError, ProgramError
 from coterie.core.records import record
 from coterie.data.population import Pool, Shard
-from coterie.engines.chunk import Result, Site, run_chunk
-from coterie.engines.simulation.processes import Process, start
+from coterie.engines.chunk import ClientHost, Result, run_chunk
+from coterie.engines.simulation.processes import WorkerProcess, start
 from coterie.nets import codec, make_net
 from coterie.server.federation import Call
 from coterie.training.forms import form_named
 
 __all__ = ["Workers", "serve", "take"]
 
-record(Round)
+record(CallContext)
 
 
 class Workers:
     """A pool of worker processes that share one population."""
 
-    def __init__(self, count: int, site: Site) -> None:
+    def __init__(self, count: int, site: ClientHost) -> None:
         self.count, self._net = count, site.net
         self._names = [shard.name for shard in site.shards]
         pool, net = site.pool, site.net
@@ -111,7 +111,7 @@ class Workers:
 
     def _attend(
         self,
-        process: Process,
+        process: WorkerProcess,
         waiting: list[int],
         calls: Sequence[Call],
         memories: Sequence[Memory],
@@ -129,7 +129,7 @@ class Workers:
             except Exception as error:
                 results[number] = error
 
-    def _ask(self, process: Process, call: Call, memory: Memory, shared: Path) -> Result:
+    def _ask(self, process: WorkerProcess, call: Call, memory: Memory, shared: Path) -> Result:
         path = self._folder / f"call-{process.pid}"
         codec.write(path, self._content(call, memory))
         try:
@@ -205,7 +205,7 @@ def serve(place: str, questions: IO[str], answers: IO[str]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _site(folder: Path) -> Site:
+def _site(folder: Path) -> ClientHost:
     """The clients and how to compute, as the parent has put them down."""
     setup = codec.read(folder / "setup", {})
     sys.path[:] = setup["path"]
@@ -215,10 +215,10 @@ def _site(folder: Path) -> Site:
     net = make_net(setup["net"], tuple(setup["shape"]), setup["classes"], "cpu", dtype)
     shards = [Shard(*parts) for parts in setup["shards"]]
     pool = Pool(**tensors, augment=setup["augment"])
-    return Site(net, pool, shards, setup["common"], form_named(setup["form"], setup["half"]))
+    return ClientHost(net, pool, shards, setup["common"], form_named(setup["form"], setup["half"]))
 
 
-def _answer(site: Site, path: Path, shared: Path) -> list[Any]:
+def _answer(site: ClientHost, path: Path, shared: Path) -> list[Any]:
     """What a call gives: outputs and what clients keep."""
     nets = {site.net.name: site.net}
     content = codec.read(path, nets)
