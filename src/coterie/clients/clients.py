@@ -50,7 +50,12 @@ class CallContext:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How models do on clients' data: [client], or [client, model] where each has several. It lies on the host."""
+    """How models do on clients' data: [client], or [client, model] where each has several. It lies on the host.
+
+    >>> found = coterie.Evaluation(*map(torch.tensor, ([8, 5], [10, 9], [4.0, 9.0], [10, 10])))
+    >>> found.accuracy.tolist(), found.loss.tolist()
+    ([0.8, 0.5], [0.4, 0.9])
+    """
 
     correct: Tensor
     """Samples whose label is predicted."""
@@ -85,7 +90,16 @@ RememberedFits = dict[tuple[str, str], tuple[bytes, Evaluation]]
 
 
 class Clients:
-    """One client or many, as a program sees them."""
+    """One client or many, as a program sees them.
+
+    >>> @coterie.program
+    ... def count_and_train(clients, start, local):
+    ...     return {"model": clients.train(start, local).models, "labels": clients.label_counts()}
+    >>> fed = coterie.simulate(clients=3, net="mlp")
+    >>> replies = fed.run(count_and_train, shared=fed.new_model(), local=coterie.LocalTraining(steps=1))
+    >>> replies.labels.shape  # whatever goes in or comes out has the client as its first axis
+    torch.Size([3, 10])
+    """
 
     def __init__(
         self,

@@ -72,6 +72,13 @@ def program(function: Callable[..., Any] | None = None, *, scoring: bool = False
 
     `scoring` ones may read test data, and no method can run them. Those with `letters` may write to other clients:
     over a real network the receivers' keys are fetched before such a program runs.
+
+    >>> @coterie.program
+    ... def count(clients):
+    ...     '''How many samples there are of each label.'''
+    ...     return {"labels": clients.label_counts()}
+    >>> coterie.simulate(clients=3, net="mlp").run(count).labels.shape
+    torch.Size([3, 10])
     """
 
     def decorate(function: Callable[..., Any]) -> Program:

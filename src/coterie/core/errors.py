@@ -7,7 +7,14 @@ __all__ = ["CoterieError", "DataError", "NoAnswerError", "ProgramError", "Settin
 
 
 class CoterieError(Exception):
-    """Base of every error that Coterie raises on purpose; the command line prints it without a traceback."""
+    """Base of every error that Coterie raises on purpose; the command line prints it without a traceback.
+
+    >>> try:
+    ...     coterie.FedAvg(participation=1.5)
+    ... except coterie.CoterieError as error:
+    ...     print(error)
+    participation=1.5: a fraction in (0, 1]; use 1.0 for all clients
+    """
 
 
 class SettingsError(CoterieError, ValueError):

@@ -43,5 +43,14 @@ def record(cls: type[T]) -> type[T]:
 
 @dataclass_transform(frozen_default=True)
 def state(cls: type[T]) -> type[T]:
-    """Make a class a method's state: a frozen dataclass of tensors, models and numbers that can be stored."""
+    """Make a class a method's state: a frozen dataclass of tensors, models and numbers that can be stored.
+
+    >>> @coterie.state
+    ... class TwoModels:
+    ...     fast: coterie.Models
+    ...     slow: coterie.Models
+    >>> model = coterie.simulate(clients=3, net="mlp").new_model()
+    >>> TwoModels(model, model).fast.shape
+    ()
+    """
     return record(dataclasses.dataclass(frozen=True, eq=False)(cls))

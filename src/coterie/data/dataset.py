@@ -19,6 +19,10 @@ class Dataset:
 
     `Dataset(x, y)` takes anything that NumPy takes. Images may be [sample, height, width], [sample, height, width,
     channel] or [sample, channel, height, width]; they are kept as the last. Whole-number pixels are kept as bytes.
+
+    >>> data = coterie.Dataset([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]], [0, 1, 1], labels=("no", "yes"))
+    >>> len(data), data.classes, data.shape
+    (3, 2, (2,))
     """
 
     x: np.ndarray

@@ -15,7 +15,11 @@ Augmentation = Literal["none", "crop-flip"]
 
 @dataclass(frozen=True)
 class Division(Checked):
-    """How each client's data becomes training, validation and test data, and how inputs are prepared."""
+    """How each client's data becomes training, validation and test data, and how inputs are prepared.
+
+    >>> coterie.Division(validation=0.2, test_share=0.3).scaling
+    'channel'
+    """
 
     validation: Annotated[float, within("[0, 1)", "a share in [0, 1)")] = 0.1
     """Share of a client's samples that is kept for validation."""

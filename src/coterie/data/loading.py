@@ -29,6 +29,9 @@ def load(
     published files are looked for and downloaded to (see `data_folder`). `hold_out` is the share of every class that
     becomes the test part; `limit` is the number of training samples that are kept. `seed` decides
     on which, and on the classes of a data set that picks some. Other options are those of the data set.
+
+    >>> coterie.load("digits").shape
+    (1, 8, 8)
     """
     if isinstance(data, str) and data in sources:
         dataset = _published(data, data_folder(folder), download, seed, options)

@@ -24,7 +24,12 @@ TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The clients of a population, before their data is divided into training, validation and test data."""
+    """The clients of a population, before their data is divided into training, validation and test data.
+
+    >>> split = coterie.Split(([0, 1, 2], [3, 4]), groups=[0, 1], names=("north", "south"))
+    >>> split.sizes
+    array([3, 2])
+    """
 
     indices: tuple[np.ndarray, ...]
     """The samples of each client, as places in the data set."""

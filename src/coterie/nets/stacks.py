@@ -137,7 +137,15 @@ class Stack:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Models(Stack):
-    """A stack of models of one net."""
+    """A stack of models of one net.
+
+    >>> models = coterie.simulate(clients=3, net="mlp").new_models(3)
+    >>> models.shape, models[0].shape
+    ((3,), ())
+    >>> mean = torch.full((3,), 1 / 3) @ models  # weighted sums of rows: mixing
+    >>> (models[0] - mean).norm() > 0  # a difference is `Changes`
+    tensor(True)
+    """
 
     buffers: Tensor
 
@@ -197,7 +205,13 @@ class Models(Stack):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Changes(Stack):
-    """A stack of changes of trained parameters: updates, momenta, control variates."""
+    """A stack of changes of trained parameters: updates, momenta, control variates.
+
+    >>> models = coterie.simulate(clients=3, net="mlp").new_models(2)
+    >>> change = models[1] - models[0]
+    >>> torch.equal((models[0] + change * 0.0).parameters, models[0].parameters)
+    True
+    """
 
     def __add__(self, other: "Changes") -> "Changes":
         return Changes(self.net, self.parameters + other.parameters)

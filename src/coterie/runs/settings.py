@@ -174,7 +174,14 @@ class World:
 
 @dataclass(frozen=True)
 class Settings:
-    """A method in a world, and what is measured."""
+    """A method in a world, and what is measured.
+
+    >>> settings, notes = coterie.Settings.of({"clients": 10, "alpha": 0.3, "rounds": 5}, "fedavg")
+    >>> settings.world.split.name, settings.method.rounds
+    ('dirichlet', 5)
+    >>> settings.table()["method"]["rate"]  # as a settings file has it
+    0.1
+    """
 
     method: Method
     world: World = field(default_factory=World)
@@ -330,6 +337,10 @@ def simulate(
     Data set, split and net are names or objects. Other options are those of the split (`clients=50`, `alpha=0.1`), of
     the data set (`data_dir`, `limit`), of the clients' data (`test="labels"`, see `Division`) and of the computation
     (`device="cuda"`, see `Computing`).
+
+    >>> fed = coterie.simulate("digits", split="label-skew", classes=2, clients=5, net="mlp")
+    >>> len(fed.names)
+    5
     """
     names = {part: name for part, name in (("data", dataset), ("split", split)) if isinstance(name, str)}
     owners = {name: known for name, known in _owners(**names).items() if name != "scoring"}

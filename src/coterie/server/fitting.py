@@ -107,7 +107,14 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Result:
-    """What a run gave."""
+    """What a run gave.
+
+    >>> result = coterie.FedAvg(rounds=2).fit(coterie.simulate(clients=3, net="mlp"))
+    >>> len(result.rounds), len(result.clients)
+    (2, 3)
+    >>> sorted(result.summary["ledger"])  # what crossed, by direction
+    ['down', 'evaluation', 'up']
+    """
 
     summary: Record
     """The figures of the last and of the best round, and what it cost."""
@@ -143,6 +150,11 @@ def fit(
 
     Two fits with the same settings give the same numbers to the last bit, and so does one that was resumed; only keys
     that end in `seconds` differ.
+
+    >>> fed = coterie.simulate(clients=3, net="mlp")
+    >>> result = coterie.fit(coterie.FedAvg(rounds=2), fed, scoring=coterie.Scoring(evaluate_every=2))
+    >>> [record["round"] for record in result.rounds]
+    [2]
     """
     scoring = scoring or Scoring()
     scoring.check(fed)

@@ -23,6 +23,16 @@ class Method(LocalTraining, ABC):
 
     A subclass declares what it can be told as fields with a default and a docstring below. `begin`, `round` and `serve`
     keep nothing in `self`: what is carried from round to round is the state, a class marked with `@state`.
+
+    >>> @coterie.method("median")
+    ... class Median(coterie.FedAvg):
+    ...     '''One model: the median of the clients' models, parameter by parameter.'''
+    ...
+    ...     def step(self, state, replies):
+    ...         middle = replies.model.parameters.median(dim=0).values
+    ...         return type(state)(coterie.Models(state.model.net, middle, replies.average().buffers))
+    >>> len(Median(rounds=2).fit(coterie.simulate(clients=3, net="mlp")).rounds)
+    2
     """
 
     name: ClassVar[str]
@@ -89,7 +99,17 @@ methods: Registry[Method] = Registry("method")
 
 @dataclass_transform(frozen_default=True)
 def method(name: str) -> Callable[[type[M]], type[M]]:
-    """Register a method under a name; its fields become its options."""
+    """Register a method under a name; its fields become its options.
+
+    >>> @coterie.method("large-steps")
+    ... class LargeSteps(coterie.FedAvg):
+    ...     '''FedAvg that goes farther.'''
+    ...
+    ...     server_rate: float = 1.5
+    ...     '''How far.'''
+    >>> coterie.methods.make("large-steps", rounds=3).server_rate
+    1.5
+    """
     return methods.register(name)  # type: ignore[return-value]
 
 

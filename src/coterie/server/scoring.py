@@ -29,7 +29,13 @@ View = Literal["served", "adapted", "last"]
 
 @dataclass(frozen=True)
 class Scoring(Checked):
-    """What is measured, and how often."""
+    """What is measured, and how often.
+
+    >>> scoring = coterie.Scoring(views=("served", "last"), evaluate_every=2)
+    >>> result = coterie.FedAvg(rounds=2).fit(coterie.simulate(clients=3, net="mlp"), scoring=scoring)
+    >>> [record["round"] for record in result.rounds], "accuracy_last_mean" in result.summary
+    ([2], True)
+    """
 
     evaluate_every: Count = 1
     """Rounds between evaluations; the last round is always evaluated."""

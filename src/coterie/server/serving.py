@@ -15,7 +15,12 @@ __all__ = ["Served", "best_fit", "each", "kept", "mixture", "one"]
 
 @dataclass(frozen=True, eq=False)
 class Served:
-    """A rule that gives every client a predictor. Made by the functions below."""
+    """A rule that gives every client a predictor. Made by the functions below.
+
+    >>> models = coterie.simulate(clients=3, net="mlp").new_models(2)
+    >>> coterie.serving.each(models, [0, 1, 1]).index
+    tensor([0, 1, 1])
+    """
 
     models: Models | None = None
     """The server's models, [model]."""

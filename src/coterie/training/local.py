@@ -14,7 +14,14 @@ __all__ = ["LocalTraining"]
 @record
 @dataclass(frozen=True)
 class LocalTraining(Checked):
-    """How a client trains."""
+    """How a client trains.
+
+    >>> local = coterie.LocalTraining(epochs=2, batch=32, rate=0.1, schedule="exponential", rate_decay=0.5)
+    >>> local.steps_for(samples=100)
+    8
+    >>> local.at(round=2, rounds=10).rate
+    0.05
+    """
 
     epochs: NonNegative = 2.0
     """Passes over the client's own data in a round; a fraction ends in the middle of one."""

@@ -49,7 +49,11 @@ _KEPT = 0.25
 
 @dataclass(frozen=True)
 class Computing(Checked):
-    """Where and how a simulation computes. Nothing here changes a result beyond float rounding, but for precision."""
+    """Where and how a simulation computes. Nothing here changes a result beyond float rounding, but for precision.
+
+    >>> coterie.Computing(device="cpu", precision="float64").dtype
+    torch.float64
+    """
 
     engine: Annotated[Literal["simulation", "loop", "vectorised", "branch"], WITHOUT_EFFECT] = "simulation"
     """One client after another (`loop`), many at once (`vectorised`), one after another but side by side on a GPU
