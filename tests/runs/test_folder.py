@@ -311,6 +311,20 @@ def test_a_run_from_before_a_setting_was_there_goes_on(tmp_path):
     assert timeless(StoredRun.read(tmp_path / "broken").summary) == timeless(StoredRun.read(tmp_path / "whole").summary)
 
 
+def test_a_run_goes_on_in_another_way_of_computing(tmp_path):
+    method, given = VARIANTS["momentum"]
+    begun, other = (
+        Settings.of({**TINY, **given, **computing}, method)[0]
+        for computing in ({"device": "auto"}, {"device": "cpu", "workers": 0, "engine": "loop"})
+    )
+    interrupted(begun, tmp_path / "broken", 3)
+    result = run(other, tmp_path / "broken", resume=True)
+    assert [record["round"] for record in result.rounds] == [*range(1, 8)]
+    faster = Settings.of({**TINY, **given, "rate": 0.7, "device": "cpu"}, method)[0]
+    with pytest.raises(SettingsError, match=r"other settings \(method.rate is 0.1 there, 0.7 here\)"):
+        run(faster, tmp_path / "broken", resume=True)
+
+
 def test_a_damaged_checkpoint_is_named(tmp_path):
     interrupted(settings_of("local"), tmp_path / "a", after=3)
     (tmp_path / "a/state/checkpoint.safetensors").write_bytes(b"nonsense")
