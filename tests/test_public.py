@@ -18,11 +18,19 @@ def test_every_public_name_is_there(name):
     assert getattr(coterie, name) is not None
 
 
+@pytest.fixture
+def registries():
+    """Whatever an example registers is gone afterwards."""
+    kept = [(registry, dict(registry)) for registry in (coterie.methods._classes, coterie.programs.programs)]
+    yield
+    for registry, content in kept:
+        registry.clear()
+        registry.update(content)
+
+
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
-def test_the_example_at_a_public_name_works(name, monkeypatch):
-    for registry in (coterie.methods._classes, coterie.programs.programs):
-        for key in registry:
-            monkeypatch.setitem(registry, key, registry[key])  # what an example registers is gone afterwards
+@pytest.mark.usefixtures("registries")
+def test_the_example_at_a_public_name_works(name):
     thing, names = getattr(coterie, name), {"coterie": coterie, "np": np, "torch": torch}
     (test,) = doctest.DocTestFinder(recurse=False).find(thing, name, globs=names)
     assert test.examples

@@ -188,6 +188,7 @@ def test_resuming_where_nothing_is_begins_the_run(call):
 def test_what_changes_no_result_may_change_when_a_run_is_resumed(call):
     call(f"run local {TINY} --out a")
     assert call(f"run local {TINY} --out a --resume --workers 0 --memory 0.5 --data-dir .").code == 0
+    assert call("run --resume --out a --device cpu --engine loop").code == 0
 
 
 @pytest.mark.parametrize(
@@ -203,6 +204,7 @@ def test_what_changes_no_result_may_change_when_a_run_is_resumed(call):
         ),
         ("run local --resume --out a", r"other settings \(method is fedavg there, local here\)"),
         ("run --resume --out a --seed 1", "seed is 0 there, 1 here"),
+        ("run --resume --out a --rate 0.2 --device cpu", r"other settings \(method.rate is 0.1 there, 0.2 here\)"),
         ("run --resume --out a --split iid", "split is dirichlet there, iid here"),
         ("run --resume --out a --precision float64", "computing.precision is float32 there, float64 here"),
         ("compare fedavg --resume --out a", "out=a: holds a single run, not a comparison"),

@@ -190,3 +190,10 @@ def test_mistakes_are_told(call, tmp_path, line, message):
     (tmp_path / "taken").touch()
     write(tmp_path / "figure.toml", figures=[{"title": "F", "kind": "curve"}])
     assert message in " ".join(call(line, code=2).err.split())
+
+
+@pytest.mark.parametrize("line", ["reproduce --help", "study run --help"])
+def test_the_help_shows_what_changes_nothing_about_a_run(call, line):
+    words = set(call(line).out.split())
+    assert {"--data-dir", "--device", "--workers", "--memory", "--engine"} <= words
+    assert not words & {"--strict", "--insights", "--precision", "--rounds", "--clients", "--seed"}

@@ -8,8 +8,8 @@ import pytest
 
 from coterie.papers.recipes import names, recipe
 from coterie.report.figures import kinds
-from coterie.runs.batch import world_key
 from coterie.runs.folder import StoredRun
+from coterie.runs.identity import world_of
 from coterie.studies.campaign import Campaign
 from coterie.studies.statistics import statistic
 
@@ -133,7 +133,7 @@ def test_ifca_is_told_the_true_number_of_groups():
 
 def test_all_methods_of_cafa_train_on_the_same_samples():
     study = read("cafa/table4")
-    worlds = {world_key(cell.task(0, others=study.methods).settings) for cell in study.cells()}
+    worlds = {world_of(cell.task(0, others=study.methods).settings.table()) for cell in study.cells()}
     assert len(worlds) == 1
 
 

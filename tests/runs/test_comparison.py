@@ -1,4 +1,4 @@
-"""Methods and seeds side by side, and what runs are called there."""
+"""Methods and seeds side by side."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from coterie.cli.demo import demo_settings
 from coterie.core.errors import SettingsError
 from coterie.data.sources import sources
 from coterie.methods import methods
-from coterie.runs.comparison import compare, names_apart
+from coterie.runs.comparison import compare
 from coterie.runs.experiment import NewFolder, run
 from coterie.runs.settings import Settings
 
@@ -19,10 +19,6 @@ def pair(**more):
 
 def timeless(summary):
     return {name: value for name, value in summary.items() if name not in ("seconds", "best_round")}
-
-
-def table(method="fedavg", **given):
-    return Settings.of(given, method)[0].table()
 
 
 def test_every_method_runs_with_every_seed(tmp_path):
@@ -79,46 +75,27 @@ def test_the_demo_is_twenty_clients_in_four_groups():
     assert len(settings[0].world.population) == 20
 
 
-# What runs are called
+@pytest.mark.parametrize("together", [False, True])
+def test_a_comparison_goes_on_in_another_way_of_computing(tmp_path, together):
+    class Stopping:
+        def round_done(self, checkpoint, record, groups):
+            if len(checkpoint.rounds) == 2:
+                raise InterruptedError
 
+        def run_done(self, checkpoint, result):
+            pass
 
-def test_runs_are_called_by_their_methods():
-    assert names_apart([table("local"), table("fedavg"), table("fedprox")]) == ["local", "fedavg", "fedprox"]
+    def stop_fedavg(method, seed):
+        return [Stopping()] if method.name == "fedavg" else []
 
-
-def test_seeds_do_not_set_runs_apart():
-    assert names_apart([table(seed=1), table(seed=2)]) == ["fedavg", "fedavg"]
-
-
-def test_what_changes_no_result_does_not_set_runs_apart():
-    assert names_apart([table(workers=0), table(memory=2.0), table(data_dir="x")]) == ["fedavg"] * 3
-
-
-def test_options_set_runs_apart():
-    assert names_apart([table(alpha=0.1), table(alpha=0.5), table(alpha=0.5)]) == [
-        *("fedavg, alpha=0.1", "fedavg, alpha=0.5", "fedavg, alpha=0.5")
-    ]
-    assert names_apart([table(steps=3), table()]) == ["fedavg, steps=3", "fedavg"]
-    assert names_apart([table(precision="float64"), table()]) == [
-        *("fedavg, precision=float64", "fedavg, precision=float32")
-    ]
-    assert names_apart([table(net="mlp"), table(net="cnn")]) == ["fedavg, net=mlp", "fedavg, net=cnn"]
-
-
-def test_an_option_of_one_method_does_not_set_others_apart():
-    assert names_apart([table("fedprox", mu=0.1), table("fedprox", mu=0.2), table("fedavg")]) == [
-        *("fedprox, mu=0.1", "fedprox, mu=0.2", "fedavg")
-    ]
-
-
-def test_an_option_that_all_methods_have_sets_them_apart():
-    assert names_apart([table("local", rounds=5), table("fedavg", rounds=9)]) == ["local, rounds=5", "fedavg, rounds=9"]
-
-
-def test_another_split_or_data_set_is_named_without_its_options():
-    assert names_apart([table(split="iid"), table(split="label-skew")]) == ["fedavg, iid", "fedavg, label-skew"]
-    assert names_apart([table(data="mnist"), table(data="digits")]) == ["fedavg, mnist", "fedavg, digits"]
-
-
-def test_settings_without_a_method_have_a_name_too():
-    assert names_apart([{}, {"seed": 3}]) == ["None", "None"]
+    begun = pair(rounds=3, device="auto", engine="vectorised")
+    with pytest.raises(InterruptedError):
+        compare(begun, out=tmp_path / "c", resume=True, watch=stop_fedavg, together=together)
+    other = pair(rounds=3, device="cpu", workers=0, memory=0.5, engine="loop")
+    entries = compare(other, out=tmp_path / "c", resume=True, together=together)
+    for settings, result in entries:
+        assert [record["round"] for record in result.rounds] == [1, 2, 3]
+        stored = tmp_path / "c" / f"{settings.method.name}-seed3" / "settings.toml"
+        assert 'device = "auto"' in stored.read_text(), "it is the run that was begun"
+    with pytest.raises(SettingsError, match=r"method.rate is 0.1 there, 0.2 here"):
+        compare(pair(rounds=3, rate=0.2), out=tmp_path / "c", resume=True)

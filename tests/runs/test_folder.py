@@ -87,7 +87,7 @@ class StopAfter:
         raise InterruptError
 
 
-def lifted(settings, folder, after, resume=False):
+def interrupted(settings, folder, after, resume=False):
     """A run that stops after a round."""
     with pytest.raises(InterruptError):
         run(settings, folder, resume, observers=[StopAfter(after)])
@@ -189,7 +189,7 @@ def test_what_was_not_measured_is_null(tmp_path):
 def test_a_resumed_run_is_the_unbroken_one(tmp_path, variant):
     settings = settings_of(variant)
     run(settings, tmp_path / "unbroken")
-    lifted(settings, tmp_path / "broken", after=4)
+    interrupted(settings, tmp_path / "broken", after=4)
     assert not (tmp_path / "broken/summary.json").exists()
     run(settings, tmp_path / "broken", resume=True)
     assert content(tmp_path / "broken") == content(tmp_path / "unbroken")
@@ -199,7 +199,7 @@ def test_a_resumed_run_is_the_unbroken_one(tmp_path, variant):
 def test_it_does_not_matter_when_a_run_was_stopped(tmp_path, after):
     settings = settings_of("momentum")
     run(settings, tmp_path / "unbroken")
-    lifted(settings, tmp_path / "broken", after)
+    interrupted(settings, tmp_path / "broken", after)
     run(settings, tmp_path / "broken", resume=True)
     assert content(tmp_path / "broken") == content(tmp_path / "unbroken")
 
@@ -207,9 +207,9 @@ def test_it_does_not_matter_when_a_run_was_stopped(tmp_path, after):
 def test_a_run_may_be_stopped_again_and_again(tmp_path):
     settings = settings_of("some clients alone")
     run(settings, tmp_path / "unbroken")
-    lifted(settings, tmp_path / "broken", after=2)
+    interrupted(settings, tmp_path / "broken", after=2)
     for after in (3, 6):
-        lifted(settings, tmp_path / "broken", after, resume=True)
+        interrupted(settings, tmp_path / "broken", after, resume=True)
     run(settings, tmp_path / "broken", resume=True)
     assert content(tmp_path / "broken") == content(tmp_path / "unbroken")
 
@@ -229,7 +229,7 @@ def test_a_finished_run_stays_as_it_is(tmp_path):
 def test_a_line_that_was_cut_off_is_written_again(tmp_path, cut):
     settings = settings_of("momentum")
     run(settings, tmp_path / "unbroken")
-    lifted(settings, tmp_path / "broken", after=4)
+    interrupted(settings, tmp_path / "broken", after=4)
     rounds = tmp_path / "broken/rounds.jsonl"
     rounds.write_bytes(rounds.read_bytes() + (tmp_path / "unbroken/rounds.jsonl").read_bytes().splitlines()[4][:cut])
     run(settings, tmp_path / "broken", resume=True)
@@ -239,9 +239,9 @@ def test_a_line_that_was_cut_off_is_written_again(tmp_path, cut):
 def test_rounds_after_the_checkpoint_are_run_again(tmp_path):
     settings = settings_of("momentum")
     run(settings, tmp_path / "unbroken")
-    lifted(settings, tmp_path / "broken", after=2)
+    interrupted(settings, tmp_path / "broken", after=2)
     checkpoint = (tmp_path / "broken/state/checkpoint.safetensors").read_bytes()
-    lifted(settings, tmp_path / "later", after=5)
+    interrupted(settings, tmp_path / "later", after=5)
     (tmp_path / "later/state/checkpoint.safetensors").write_bytes(checkpoint)
     run(settings, tmp_path / "later", resume=True)
     assert content(tmp_path / "later") == content(tmp_path / "unbroken")
@@ -250,7 +250,7 @@ def test_rounds_after_the_checkpoint_are_run_again(tmp_path):
 def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over(tmp_path):
     settings = settings_of("local")
     run(settings, tmp_path / "unbroken")
-    lifted(settings, tmp_path / "broken", after=2)
+    interrupted(settings, tmp_path / "broken", after=2)
     state = tmp_path / "broken/state"
     (state / "checkpoint.safetensors").rename(state / "checkpoint.safetensors.part")
     run(settings, tmp_path / "broken", resume=True)
@@ -299,7 +299,7 @@ def test_checkpoints_take_no_more_than_a_tenth_of_the_time(tmp_path, monkeypatch
 def test_a_run_from_before_a_setting_was_there_goes_on(tmp_path):
     settings = settings_of("momentum")
     run(settings, tmp_path / "whole")
-    lifted(settings, tmp_path / "broken", 3)
+    interrupted(settings, tmp_path / "broken", 3)
     file = tmp_path / "broken" / "settings.toml"
     lines = [line for line in file.read_text().splitlines() if not line.startswith(("strict", "insights"))]
     assert len(lines) == len(file.read_text().splitlines()) - 2
@@ -311,8 +311,22 @@ def test_a_run_from_before_a_setting_was_there_goes_on(tmp_path):
     assert timeless(StoredRun.read(tmp_path / "broken").summary) == timeless(StoredRun.read(tmp_path / "whole").summary)
 
 
+def test_a_run_goes_on_in_another_way_of_computing(tmp_path):
+    method, given = VARIANTS["momentum"]
+    begun, other = (
+        Settings.of({**TINY, **given, **computing}, method)[0]
+        for computing in ({"device": "auto"}, {"device": "cpu", "workers": 0, "engine": "loop"})
+    )
+    interrupted(begun, tmp_path / "broken", 3)
+    result = run(other, tmp_path / "broken", resume=True)
+    assert [record["round"] for record in result.rounds] == [*range(1, 8)]
+    faster = Settings.of({**TINY, **given, "rate": 0.7, "device": "cpu"}, method)[0]
+    with pytest.raises(SettingsError, match=r"other settings \(method.rate is 0.1 there, 0.7 here\)"):
+        run(faster, tmp_path / "broken", resume=True)
+
+
 def test_a_damaged_checkpoint_is_named(tmp_path):
-    lifted(settings_of("local"), tmp_path / "a", after=3)
+    interrupted(settings_of("local"), tmp_path / "a", after=3)
     (tmp_path / "a/state/checkpoint.safetensors").write_bytes(b"nonsense")
     with pytest.raises(DataError, match=r"checkpoint.safetensors: .*; without this file the run starts over"):
         run(settings_of("local"), tmp_path / "a", resume=True)

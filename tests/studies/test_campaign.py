@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from functools import partial
 
 import pytest
@@ -133,6 +134,50 @@ def test_an_interrupted_campaign_goes_on_and_ends_with_the_same_numbers(undistur
     assert 0 < left <= 8
     assert campaign.carry_out(campaign.tasks(study())).done == left
     assert summaries(tmp_path) == summaries(undisturbed)
+
+
+def test_an_interrupted_campaign_goes_on_wherever_it_is_computed(tmp_path):
+    """Runs that were begun go on from where they were, and none is refused or repeated."""
+    begun = study(options={**OPTIONS, "device": "auto", "workers": None, "rounds": 4})
+    first = Campaign(tmp_path, {"engine": "vectorised"})
+    tasks = first.tasks(begun)
+    for task in tasks[:3]:
+        with pytest.raises(KeyboardInterrupt):
+            first.carry_out([task], watch=lambda task: [Stopping(2)])
+    assert first.carry_out(tasks[3:4]).done == 1
+    again = Campaign(tmp_path, {"device": "cpu", "workers": 0, "memory": 0.5, "engine": "loop"})
+    first_rounds = {}
+
+    @dataclass
+    class Watching:
+        name: str
+
+        def round_done(self, checkpoint, record, groups):
+            first_rounds.setdefault(self.name, checkpoint.federation["round"])
+
+        def run_done(self, checkpoint, result):
+            pass
+
+    outcome = again.carry_out(again.tasks(begun), watch=lambda task: [Watching(task.name)])
+    assert (outcome.done, outcome.failed) == (7, {})
+    assert [first_rounds.get(task.name, 0) > 1 for task in tasks] == [True] * 3 + [False] * 5
+    assert tasks[3].name not in first_rounds
+    assert again.results(begun).missing == []
+    for task in tasks:
+        lines = (again.folder(task) / "rounds.jsonl").read_text().splitlines()
+        assert [json.loads(line)["round"] for line in lines] == [1, 2, 3, 4]
+    assert len([*(tmp_path / "runs").iterdir()]) == 8
+
+
+def test_a_changed_rate_is_another_run(tmp_path):
+    campaign = Campaign(tmp_path)
+    tasks = campaign.tasks(study(), seeds=1)
+    with pytest.raises(KeyboardInterrupt):
+        campaign.carry_out(tasks[:1], watch=lambda task: [Stopping(2)])
+    changed = Campaign(tmp_path, {"rate": 0.2, "device": "cpu"})
+    assert {task.name for task in changed.tasks(study())}.isdisjoint(task.name for task in tasks)
+    assert changed.carry_out(changed.tasks(study(), seeds=1)).done == 4
+    assert changed.results(study()).study.tables[0].scaled == {"*": "with rate=0.2"}
 
 
 def test_there_is_an_end_when_time_is_up(undisturbed, tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from coterie.methods import methods
 from coterie.papers.recipes import template
 from coterie.report.printing import csv_text
 from coterie.runs.settings import Settings
-from coterie.studies.study import Study, Task, fitting
+from coterie.studies.study import Cell, Study, Task, fitting
 
 
 def content(**more):
@@ -254,6 +254,46 @@ def test_what_is_by_default_is_not_in_the_name():
     }
 
 
+@pytest.mark.parametrize(
+    ("method", "given", "called"),
+    [
+        ("fedavg", {}, "fedavg-digits-dirichlet-seed0-3a7222b623e2"),
+        ("fedprox", {"mu": 0.2, "seed": 3, "split_seed": 0}, "fedprox-digits-dirichlet-seed3-001ce3f51f89"),
+        (
+            *("ifca", {"compat": True, "insights": True, "evaluate_every": 2}),
+            "ifca-digits-dirichlet-seed0-6c6724bbf6d3",
+        ),
+        (
+            *("local", {"data": "femnist", "test_part": True, "split": "iid", "net": "mlp"}),
+            "local-femnist-iid-seed0-9ccd1d3d627a",
+        ),
+        (
+            *("cfl", {"arrivals": "1:3,2:6", "precision": "float64", "strict": True, "device": "cpu"}),
+            "cfl-digits-dirichlet-seed0-3f8f2824c414",
+        ),
+        (
+            "fedavg",
+            {
+                "split": "given",
+                "assignment": "a/who.csv",
+                "clients": 0,
+                "hold_out": 0.2,
+                "limit": 300,
+                "views": ("served", "last"),
+            },
+            "fedavg-digits-given-seed0-2ff95277c4a7",
+        ),
+    ],
+)
+def test_names_of_folders_never_change(method, given, called):
+    assert Task(Settings.of(given, method)[0]).name == called
+
+
+def test_the_name_of_a_measure_never_changes():
+    task = Cell({}, {"measure": "label-clusters", "clusters": 3, "clients": 4}).task(1)
+    assert task.name == "label-clusters-digits-dirichlet-seed1-06d6598a3833"
+
+
 def test_a_stored_run_is_another_if_defaults_have_changed():
     task = Task(Settings.of({"clients": 4}, "fedprox")[0])
     stored = task.settings.resolved().table()
@@ -261,6 +301,16 @@ def test_a_stored_run_is_another_if_defaults_have_changed():
     del stored["method"]["mu"], stored["scoring"]
     assert task.agrees(stored), "what was not there yet is as it is by default now"
     assert not task.agrees({**stored, "method": {**stored["method"], "mu": 7.0}})
+
+
+def test_a_stored_run_is_the_same_whatever_it_was_computed_on_and_whatever_options_are_gone():
+    task = Task(Settings.of({"clients": 4, "device": "cpu", "workers": 0, "strict": True}, "fedprox")[0])
+    stored = Settings.of({"clients": 4, "memory": 3.0, "data_dir": "x"}, "fedprox")[0].resolved().table()
+    assert task.agrees(stored)
+    assert task.agrees({**stored, "method": {**stored["method"], "gone": 1}}), "its name says it was as by default"
+    assert not task.agrees({**stored, "method": {**stored["method"], "steps": 5}}), "no steps are by default now"
+    assert not task.agrees({**stored, "computing": {**stored["computing"], "precision": "float64"}})
+    assert not task.agrees({**stored, "method": {**stored["method"], "name": "fedavg"}})
 
 
 def test_a_study_can_bring_methods_of_its_own(tmp_path, monkeypatch):

@@ -24,10 +24,11 @@ from coterie.cli.options import GROUPS, Shown, command, hidden, method_options, 
 from coterie.cli.study import add_study_commands
 from coterie.core.errors import CoterieError, ProgramError, SettingsError
 from coterie.methods import methods
-from coterie.runs.comparison import Entry, compare, names_apart
+from coterie.runs.comparison import Entry, compare
 from coterie.runs.experiment import NewFolder, free_path
 from coterie.runs.experiment import run as run_experiment
 from coterie.runs.folder import StoredRun, require_empty
+from coterie.runs.identity import names_apart
 from coterie.runs.settings import Settings, World, read_table
 
 __all__ = ["main"]

@@ -3,6 +3,7 @@
 import inspect
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,8 +12,9 @@ from rich.console import Console
 
 from coterie.cli.console import console, errors, following, print_table, tell
 from coterie.cli.listings import plain_table
-from coterie.cli.options import GROUPS, Shown, command, hidden, methods_options, whole
+from coterie.cli.options import GROUPS, Shown, command, methods_options, whole
 from coterie.core.errors import SettingsError
+from coterie.core.fields import WITHOUT_EFFECT
 from coterie.core.files import write_whole
 from coterie.papers import recipes
 from coterie.runs.folder import StoredRun
@@ -41,7 +43,7 @@ def add_study_commands(app: App, world: list[Shown], group: Any, sort_key: int) 
     """Add `coterie reproduce` and `coterie study`."""
     every = world + methods_options(world)
     # Any option can be given to try something else; shown are those that change no result.
-    shown = [item for item in every if item.name in _SHOWN] + hidden(item for item in every if item.name not in _SHOWN)
+    shown = [replace(item, visible=item.option.effect is WITHOUT_EFFECT) for item in every]
     names = _several(
         "names", "Recipes (`autocfl/table1`), papers (`autocfl`) or patterns; without any they are listed."
     )
@@ -53,8 +55,6 @@ def add_study_commands(app: App, world: list[Shown], group: Any, sort_key: int) 
     study.command(new)
     app.command(study)
 
-
-_SHOWN = ("data_dir", "device", "workers", "memory", "engine")
 
 _ABOUT_STUDY = """Your own experiments, run as those of papers are: axes, tables and figures in a TOML file.
 

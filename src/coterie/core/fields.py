@@ -9,6 +9,7 @@ reads there what makes them different.
 
 import dataclasses
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cache
 from math import inf, isfinite
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -19,6 +20,7 @@ __all__ = [
     "WITHOUT_EFFECT",
     "Checked",
     "Count",
+    "Effect",
     "Fraction",
     "NonNegative",
     "Positive",
@@ -26,7 +28,7 @@ __all__ = [
     "Share",
     "above",
     "at_least",
-    "decides",
+    "effect_of",
     "extras_of",
     "range_of",
     "within",
@@ -76,14 +78,18 @@ Fraction = Annotated[float, within("[0, 1)")]
 """A part of a whole that is never all of it."""
 
 
-@dataclass(frozen=True)
-class _Effect:
-    """Whether a field changes results."""
+class Effect(IntEnum):
+    """What another value of a field changes. A field changes results unless it is marked with one of the others."""
 
-    decides: bool
+    NOTHING = 0
+    COURSE = 1
+    """No result, but a run has one value from its beginning to its end."""
+    RECORD = 2
+    """No result, but what is written down of a run besides: such runs are not interchangeable."""
+    RESULTS = 3
 
 
-WITHOUT_EFFECT = _Effect(decides=False)
+WITHOUT_EFFECT = Effect.NOTHING
 """Marks a field that says where or how something is computed, or how long is waited: results are the same with any
 value, but for the rounding of sums. It tells no runs apart, and a run that was stopped goes on with another value."""
 
@@ -99,9 +105,9 @@ def range_of(hint: Any) -> Range | None:
     return next((extra for extra in extras_of(hint) if isinstance(extra, Range)), None)
 
 
-def decides(hint: Any) -> bool:
-    """Whether a field of this type changes results."""
-    return not any(isinstance(extra, _Effect) and not extra.decides for extra in extras_of(hint))
+def effect_of(hint: Any) -> Effect:
+    """What another value of a field of this type changes."""
+    return next((extra for extra in extras_of(hint) if isinstance(extra, Effect)), Effect.RESULTS)
 
 
 @cache

@@ -14,7 +14,7 @@ from types import UnionType
 from typing import Any, Generic, TypeVar, Union, cast, dataclass_transform, get_args, get_origin, get_type_hints
 
 from coterie.core.errors import SettingsError, unknown
-from coterie.core.fields import decides
+from coterie.core.fields import Effect, effect_of
 
 __all__ = ["Option", "Registry", "checked", "first_line", "options"]
 
@@ -29,8 +29,13 @@ class Option:
     type: Any
     default: Any
     help: str
-    decides: bool = True
-    """Whether it changes results."""
+    effect: Effect = Effect.RESULTS
+    """What another value changes."""
+
+    @property
+    def decides(self) -> bool:
+        """Whether runs with another value are others, in their results or in what is written down of them."""
+        return self.effect >= Effect.RECORD
 
 
 class Registry(Generic[T]):
@@ -123,7 +128,7 @@ def options(cls: type) -> tuple[Option, ...]:
     for field in dataclasses.fields(cls):
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         told = helps.get(field.name, "")
-        found.append(Option(field.name, hints[field.name], default, told, decides(extras[field.name])))
+        found.append(Option(field.name, hints[field.name], default, told, effect_of(extras[field.name])))
     return tuple(found)
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from coterie.core.errors import SettingsError
 from coterie.report import page, sections
 from coterie.report.tables import same_outcome
-from coterie.runs.comparison import names_apart
 from coterie.runs.folder import StoredRun
+from coterie.runs.identity import names_apart
 
 __all__ = ["by_name", "write_report"]
 

@@ -1,6 +1,6 @@
 """The parts of a page about runs: their table, what each client gained, figures, what it cost, the settings."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,8 @@ from coterie.report.figures.records import over_seeds
 from coterie.report.figures.relations import mixed_over_time
 from coterie.report.figures.scores import gained_over
 from coterie.report.tables import best_cells, compared, comparison_cells, megabytes, worlds_of
-from coterie.runs.comparison import same_world
 from coterie.runs.folder import StoredRun
+from coterie.runs.identity import world_of
 
 __all__ = ["clients", "costs", "figures", "methods_table", "settings"]
 
@@ -156,10 +156,13 @@ _SPLITS = 6
 def split(runs: Runs) -> str:
     """The splits of the first seed, each once."""
     shown: dict[str, Sequence[StoredRun]] = {}
+    worlds: set[Hashable] = set()
     for name, some in runs.items():
         # Only to save work: the figure draws alike ones once, but has to make each for that.
-        if not any(same_world(run.settings, others[0].settings) for run in some for others in shown.values()):
+        own = [world_of(run.settings) for run in some]
+        if worlds.isdisjoint(own):
             shown[name] = some
+            worlds.update(own[:1])
     several = " A split that several runs have is called by the first of them." if len(shown) > 1 else ""
     if len(shown) > _SPLITS:
         several += f" Of {len(shown)} splits, {_SPLITS} are shown."

@@ -1,7 +1,7 @@
 """Tables for the terminal."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import Any
@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from coterie.runs.comparison import same_world
+from coterie.runs.identity import world_of
 
 __all__ = [
     "Comparison",
@@ -171,15 +171,8 @@ def _outcome(summary: Summary) -> dict[str, Any]:
 
 def worlds_of(settings: Sequence[Mapping[str, Any]]) -> list[int]:
     """The number of each run's data and split among those that there are."""
-    found: list[dict[str, Any]] = []
-    numbers = []
-    for table in settings:
-        mine = {**table, "seed": None, "net": None}
-        number = next((place for place, other in enumerate(found) if same_world(mine, other)), len(found))
-        if number == len(found):
-            found.append(mine)
-        numbers.append(number)
-    return numbers
+    found: dict[Hashable, int] = {}
+    return [found.setdefault(world_of({**table, "seed": None, "net": None}), len(found)) for table in settings]
 
 
 def _over_seeds(values: Sequence[float | None]) -> tuple[float, float] | None:

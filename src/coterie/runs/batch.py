@@ -1,7 +1,6 @@
 """Many runs: together where that is faster, else one after another, with as little as possible made twice."""
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import dropwhile
@@ -14,22 +13,17 @@ from coterie.engines.simulation import Simulation
 from coterie.engines.simulation.scheduler import Scheduler
 from coterie.runs.experiment import run
 from coterie.runs.folder import SAVING
+from coterie.runs.identity import world_of
 from coterie.runs.settings import Settings, World
 from coterie.server.federation import Federation
 from coterie.server.fitting import Observer, Result
 
-__all__ = ["Batch", "Entry", "world_key"]
+__all__ = ["Batch", "Entry"]
 
 T = TypeVar("T")
 
 Entry = tuple[Settings, Result]
 """A run and its settings."""
-
-
-def world_key(settings: Settings) -> str:
-    """Equal for runs in the same world."""
-    table = settings.table()
-    return json.dumps({name: table[name] for name in table if name not in ("method", "scoring")}, sort_keys=True)
 
 
 class Batch:
@@ -46,10 +40,11 @@ class Batch:
         All runs go on at the same time if they are computed `together`, as small nets are on a GPU by default. With
         `failed`, which is told of it, a run may fail while the others go on.
         """
-        worlds: dict[str, World] = {}
+        worlds: dict[Hashable, World] = {}
         self._settings: list[Settings] = []
         for one in settings:
-            key = world_key(one)
+            # A world computes in its own way, and checks its data for the labels that it was made with.
+            key = (world_of(one.table()), one.world.computing, one.world.labels)
             first = next(iter(worlds.values()), None)
             world = worlds.setdefault(key, one.world if first is None else one.world.beside(first))
             self._settings.append(replace(one, world=world))

@@ -26,12 +26,12 @@ from coterie.core.errors import CoterieError, DataError, SettingsError
 from coterie.core.files import PART, write_whole
 from coterie.nets import codec
 from coterie.nets.net import Net
-from coterie.runs.settings import Settings, check_format, read_table
+from coterie.runs.identity import differences
+from coterie.runs.settings import check_format, read_table
 from coterie.server.fitting import Checkpoint, Record, Result
 
 __all__ = [
     "SAVING",
-    "WITHOUT_EFFECT",
     "BusyError",
     "FinishedError",
     "RunFolder",
@@ -40,13 +40,6 @@ __all__ = [
     "read_lines",
     "require_empty",
 ]
-
-WITHOUT_EFFECT = frozenset(
-    {"coterie", "data.data_dir", "server.data", "computing.workers", "computing.memory"}
-    | {f"sites.{name}" for name in ("sites", "min_sites", "timeout", "patience", "poll")}
-)
-"""Settings that change no result: where data lies, how the work is spread, how long sites are waited for, and the
-version that wrote them."""
 
 SAVING = 0.1
 """Share of the time that saving checkpoints may take."""
@@ -79,15 +72,8 @@ class StoredRun:
             raise SettingsError(f"{path}: not a run folder (it has no settings.toml)")
         settings = read_table(path / "settings.toml")
         check_format(settings)
-        return cls(
-            path,
-            settings,
-            _read_summary(path / "summary.json"),
-            read_lines(path / "rounds.jsonl"),
-            read_lines(path / "clients.jsonl"),
-            read_lines(path / "groups.jsonl"),
-            read_lines(path / "insights.jsonl"),
-        )
+        records = {name: read_lines(path / f"{name}.jsonl") for name in ("rounds", "clients", "groups", "insights")}
+        return cls(path, settings, _read_summary(path / "summary.json"), **records)
 
 
 class RunFolder:
@@ -167,11 +153,11 @@ class RunFolder:
             stored = StoredRun.read(self.path)
         except DataError as error:
             raise DataError(f"{error}; delete {self.path} to start this run over") from error
-        differences = _differences(self._table, _completed(stored.settings))
-        if differences:
-            more = "; ..." if len(differences) > 3 else ""
+        found = differences(self._table, stored.settings)
+        if found:
+            more = "; ..." if len(found) > 3 else ""
             raise SettingsError(
-                f"out={self.path}: holds a run with other settings ({'; '.join(differences[:3])}{more}); "
+                f"out={self.path}: holds a run with other settings ({'; '.join(found[:3])}{more}); "
                 "continue it with its own, or choose another folder"
             )
         if not is_finished(self.path):  # of a finished run that an unfinished copy was written over, say
@@ -296,22 +282,3 @@ def _read_summary(path: Path) -> Record | None:
 
 def _lines(records: Iterable[Record]) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
-
-
-def _completed(table: dict[str, Any]) -> dict[str, Any]:
-    """Settings with everything that was added to them in later versions, as it was by default."""
-    return Settings.from_table(table).table() if "split" in table else table
-
-
-def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any], above: str = "") -> list[str]:
-    """What is set differently and may change results; of something else altogether only what it is."""
-    if ours.get("name") != theirs.get("name"):
-        return [f"{above.removesuffix('.')} is {theirs.get('name')} there, {ours.get('name')} here"]
-    found = []
-    for name in sorted({*ours, *theirs}):
-        key, mine, other = above + name, ours.get(name), theirs.get(name)
-        if isinstance(mine, Mapping) or isinstance(other, Mapping):
-            found += _differences(mine or {}, other or {}, key + ".")
-        elif mine != other and key not in WITHOUT_EFFECT:
-            found.append(f"{key} is {other} there, {mine} here")
-    return found

@@ -12,6 +12,7 @@ import numpy as np
 
 from coterie._version import __version__
 from coterie.core.errors import SettingsError, unknown
+from coterie.core.fields import WITHOUT_EFFECT
 from coterie.core.registry import Option, Registry, checked, options
 from coterie.data.dataset import Dataset
 from coterie.data.division import Division
@@ -29,6 +30,7 @@ from coterie.server.scoring import Scoring
 __all__ = [
     "FORMAT",
     "GENERAL",
+    "SECTIONS",
     "Settings",
     "World",
     "as_toml",
@@ -47,7 +49,13 @@ GENERAL = (
     Option(
         "data", str, "digits", "Name of a data set (see `coterie data`), an .npz file or a folder of images per class."
     ),
-    Option("data_dir", str, None, "Folder of published data files; else COTERIE_DATA, else the user's cache."),
+    Option(
+        "data_dir",
+        str,
+        None,
+        "Folder of published data files; else COTERIE_DATA, else the user's cache.",
+        WITHOUT_EFFECT,
+    ),
     Option("limit", int, None, "Use only so many training samples."),
     Option("hold_out", float, None, "Share of own data that becomes the test part."),
     Option("split", str, "dirichlet", "How samples are divided among clients (see `coterie splits`)."),
@@ -63,7 +71,8 @@ GENERAL = (
 )
 """Options that no class declares."""
 
-_SECTIONS: dict[str, type] = {"division": Division, "computing": Computing, "scoring": Scoring}
+SECTIONS: dict[str, type] = {"division": Division, "computing": Computing, "scoring": Scoring}
+"""Sections of the settings that are of one class, whatever is run."""
 
 _DEFAULTS = {"data": "digits", "split": "dirichlet", "method": None}
 """What is used if nobody says; there is no method by default."""
@@ -266,17 +275,17 @@ class Settings:
         """Settings from a settings file's content."""
         if "task" in content:
             raise SettingsError("these are the settings of a run over real sites: go on with `coterie deploy resume`")
-        known = {"format", "coterie", "net", "seed", "split_seed", "arrivals", *_DEFAULTS, *_SECTIONS}
+        known = {"format", "coterie", "net", "seed", "split_seed", "arrivals", *_DEFAULTS, *SECTIONS}
         for name in content:
             if name not in known:
                 raise unknown("entry of the settings", name, known)
         check_format(content)
-        parts = {name: section_of(content, name) for name in (*_DEFAULTS, "arrivals", *_SECTIONS)}
+        parts = {name: section_of(content, name) for name in (*_DEFAULTS, "arrivals", *SECTIONS)}
         data, split, method = (parts[name].pop("name", default) for name, default in _DEFAULTS.items())
         if method is None:
             raise SettingsError("the settings name no method: write [method] with name = ... in it")
         labels = checked("data.labels", parts["data"].pop("labels", ()), tuple[str, ...])
-        made = {name: made_of(kind, parts[name]) for name, kind in _SECTIONS.items()}
+        made = {name: made_of(kind, parts[name]) for name, kind in SECTIONS.items()}
         world = World(
             data=data,
             data_options=_checked_all(parts["data"], _owners(data=data)["data"], "[data]"),
@@ -392,7 +401,7 @@ def _owners(
     data: str | None = None, split: str | None = None, method: str | None = None
 ) -> dict[str, dict[str, Option]]:
     """The options of every part that has some, those that a plain name means first."""
-    owners: dict[str, Iterable[Option]] = {name: options(kind) for name, kind in _SECTIONS.items()}
+    owners: dict[str, Iterable[Option]] = {name: options(kind) for name, kind in SECTIONS.items()}
     if split is not None:
         owners["split"] = split_rules.options(split)
     if data is not None:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
 from coterie.core.errors import SettingsError
-from coterie.core.fields import Checked, Count, Positive
+from coterie.core.fields import Checked, Count, Effect, Positive
 from coterie.moves import mixing
 from coterie.nets.stacks import Models
 from coterie.server.federation import Federation
@@ -55,7 +55,7 @@ class Scoring(Checked):
     top: Literal[1, 5] = 1
     """A prediction is right if the label is the likeliest class (1), or among the five likeliest."""
 
-    insights: bool = False
+    insights: Annotated[bool, Effect.RECORD] = False
     """Whether what a method has found out (distances, clusters, opinions ...) is recorded with every evaluation, for
     figures. It changes no result."""
 

@@ -8,7 +8,7 @@ import json
 import logging
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.files import write_whole
 from coterie.runs.batch import Batch
 from coterie.runs.folder import BusyError, FinishedError, StoredRun, is_finished
+from coterie.runs.identity import changes_results
 from coterie.runs.settings import Settings, World, read_table
 from coterie.server.fitting import Checkpoint, Observer, Record, Result
 from coterie.studies.study import Measuring, Place, Study, Task
@@ -111,7 +112,8 @@ class Campaign:
                 continue
             tasks = [cell.task(seed, self._given, study.methods) for seed in range(seeds or study.seeds)]
             runs[cell.labels] = [run for task in tasks if (run := self._stored(task))]
-        return Results(study.scaled(_telling(self._given)), seeds or study.seeds, runs, skipped)
+        scaled = study.scaled({name: value for name, value in self._given.items() if changes_results(name)})
+        return Results(scaled, seeds or study.seeds, runs, skipped)
 
     def _stored(self, task: Task) -> StoredRun | None:
         """A finished run."""
@@ -229,11 +231,11 @@ def _check_time(until: float | None) -> None:
 
 def _batches(tasks: Sequence[Task]) -> Iterator[list[Task]]:
     """Runs that share data, net and way of computing, as many as are worth computing at once, in order."""
-    kinds: dict[str, list[Task]] = {}
+    kinds: dict[Hashable, list[Task]] = {}
     for task in tasks:
-        table = task.settings.table()
-        same = {name: table.get(name) for name in ("data", "net", "computing")}
-        kinds.setdefault(json.dumps(same, sort_keys=True), []).append(task)
+        world = task.settings.world
+        same = world.data, tuple(sorted(world.data_options.items())), world.net, world.computing
+        kinds.setdefault(same, []).append(task)
     for alike in kinds.values():
         batch: list[Task] = []
         clients = 0.0
@@ -247,11 +249,3 @@ def _batches(tasks: Sequence[Task]) -> Iterator[list[Task]]:
             clients += cohort
         if batch:
             yield batch
-
-
-def _telling(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Of the options that were given, those that change results."""
-    return {name: value for name, value in given.items() if name not in _WITHOUT_EFFECT}
-
-
-_WITHOUT_EFFECT = ("data_dir", "device", "workers", "memory", "engine", "strict")

@@ -21,6 +21,7 @@ from coterie.methods.autocfl import AutoCFL
 from coterie.moves import evidence, grouping, trust
 from coterie.moves.agreement import agreement
 from coterie.moves.grouping import Grouping
+from coterie.runs.identity import REGISTRIES
 from coterie.runs.settings import World
 from coterie.server.fitting import Checkpoint, Record, Result
 from coterie.server.scoring import Scoring
@@ -62,6 +63,8 @@ class Measure(ABC):
 
 measures: Registry[Measure] = Registry("measure")
 """All measures by name."""
+
+REGISTRIES["measure"] = measures
 
 
 @measures.register("label-clusters")

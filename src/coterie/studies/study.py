@@ -20,11 +20,9 @@ from typing import Any, Literal, get_args, get_origin
 
 from coterie.core.errors import CoterieError, SettingsError, unknown
 from coterie.core.registry import checked, options
-from coterie.data.division import Division
-from coterie.engines.simulation import Computing
 from coterie.methods import methods
+from coterie.runs.identity import deciding, decisive
 from coterie.runs.settings import GENERAL, Settings, World, as_toml, read_table
-from coterie.server.scoring import Scoring
 from coterie.studies.measures import Measure, measures
 from coterie.studies.statistics import statistic
 
@@ -108,8 +106,7 @@ class Measuring:
         content = Settings(methods.make("local"), self.world).table()
         for name in ("method", "scoring"):
             del content[name]
-        own = {option.name: getattr(self.measure, option.name) for option in options(type(self.measure))}
-        return content | as_toml({"measure": {"name": self.measure.name, **own}})
+        return content | as_toml({"measure": {"name": self.measure.name, **vars(self.measure)}})
 
 
 @dataclass(frozen=True)
@@ -132,46 +129,20 @@ class Task:
         return f"{self.what}-{Path(world.data).stem}-{world.split.name}-seed{world.seed}-{digest}"
 
     def decisive(self) -> dict[str, Any]:
-        """What decides the outcome and is not as it is by default: an option that is added later changes no name.
-
-        Where data lies, on which device it is computed and by how many workers decides nothing.
-        """
-        table, world = self.settings.table(), self.settings.world
-        table["data"] = {key: value for key, value in table["data"].items() if key not in ("data_dir", "labels")}
-        table["computing"] = {"precision": table["computing"]["precision"]}
-        kinds = {"split": type(world.split), "division": Division, "scoring": Scoring, "computing": Computing}
-        kinds |= {"method": methods[self.what]} if "method" in table else {"measure": measures[self.what]}
-        for part, kind in kinds.items():
-            usual = as_toml({option.name: option.default for option in options(kind)})
-            own = table.get(part, {})
-            table[part] = {key: value for key, value in own.items() if key not in usual or value != usual[key]}
-        # A seed of 0 goes without saying; a split's seed of 0 is not the same as none.
-        return {
-            name: value
-            for name, value in table.items()
-            if value != {} and (name, value) != ("seed", 0) and name not in ("coterie", "format")
-        }
+        """What decides the outcome and is not as it is by default: an option that is added later changes no name."""
+        return decisive(self.settings.table())
 
     def agrees(self, stored: Mapping[str, Any]) -> bool:
         """Whether a stored run has the same settings as far as they decide the outcome.
 
         Its name says so, unless something is by default other than it was when it was run.
         """
-        mine = self.settings.table()
-        files = {option.name for option in options(type(self.settings.world.split)) if Path in get_args(option.type)}
-
-        def same(part: str, name: str, value: Any) -> bool:
-            other = stored.get(part, {}).get(name, None if name == "name" else value)
-            if part == "split" and name in files and isinstance(value, str) and isinstance(other, str):
-                # Where a file lies decides nothing: a run stores its full path, which differs between machines.
-                return Path(value).name == Path(other).name
-            return bool(other == value)
-
-        return all(
-            same(part, name, value)
-            for part in ("method", "measure", "split", "division", "scoring")
-            for name, value in mine.get(part, {}).items()
-        )
+        mine, its = deciding(self.settings.table()), deciding(stored)
+        # A run stores its net, and data and files with full paths, which are others on another machine.
+        files = {f"split.{one.name}" for one in options(type(self.settings.world.split)) if Path in get_args(one.type)}
+        for run in (mine, its):
+            run |= {key: Path(run[key]).name for key in files if isinstance(run.get(key), str)}
+        return all(its.get(key) == value for key, value in mine.items() if key.partition(".")[0] not in ("data", "net"))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from coterie.clients.clients import CallContext, Clients
 from coterie.clients.letters import Letter, Letters
 from coterie.clients.memory import Memory, Value
 from coterie.core.errors import CoterieError, NoAnswerError, ProgramError, SettingsError
+from coterie.core.fields import WITHOUT_EFFECT
 from coterie.engines.chunk import ClientHost, joined, part_of, run_chunk
 from coterie.engines.flower.site import PROTOCOL
 from coterie.engines.flower.versions import Version
@@ -83,20 +84,20 @@ class Task:
 class Waiting:
     """How long a run waits for its sites."""
 
-    sites: int = 0
+    sites: Annotated[int, WITHOUT_EFFECT] = 0
     """Sites to wait for before the first round; 0 waits for `min_sites`. Methods that group clients once need them
     all."""
 
-    min_sites: int = 2
+    min_sites: Annotated[int, WITHOUT_EFFECT] = 2
     """A round counts if at least so many sites answer."""
 
-    timeout: float = 600.0
+    timeout: Annotated[float, WITHOUT_EFFECT] = 600.0
     """Seconds that a site has for an answer."""
 
-    patience: float = 300.0
+    patience: Annotated[float, WITHOUT_EFFECT] = 300.0
     """Seconds that the run waits for sites that are missing, before it stops."""
 
-    poll: float = 0.05
+    poll: Annotated[float, WITHOUT_EFFECT] = 0.05
     """Seconds until the first look for answers; looks become rarer, down to one in a second."""
 
     def __post_init__(self) -> None:

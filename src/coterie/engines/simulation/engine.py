@@ -16,7 +16,7 @@ from coterie.clients.clients import CallContext, Clients
 from coterie.clients.letters import Letters
 from coterie.clients.memory import Memory, Value, size_of
 from coterie.core.errors import CoterieError, SettingsError
-from coterie.core.fields import WITHOUT_EFFECT, Checked, above, at_least
+from coterie.core.fields import WITHOUT_EFFECT, Checked, Effect, above, at_least
 from coterie.data.population import Pool, Population, Shard
 from coterie.engines.chunk import ClientHost, Result, device_of, joined, part_of, run_chunk
 from coterie.engines.simulation.workers import Workers
@@ -72,7 +72,7 @@ class Computing(Checked):
     memory: Annotated[float | None, above(0, "gigabytes, above 0"), WITHOUT_EFFECT] = None
     """Gigabytes that clients who are computed together may take: 1 by default, on a GPU half of what is free."""
 
-    strict: Annotated[bool, WITHOUT_EFFECT] = False
+    strict: Annotated[bool, Effect.COURSE] = False
     """Compute in stacks of one width, filled up where they are not full, so that a run gives the same to the last bit
     alone, among others of a comparison, and with any `memory`. Takes longer."""
 

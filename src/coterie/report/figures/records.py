@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from coterie.core.errors import CoterieError
-from coterie.runs.comparison import same_world
 from coterie.runs.folder import StoredRun
+from coterie.runs.identity import world_of
 from coterie.studies.statistics import statistic
 
 __all__ = [
@@ -200,8 +200,9 @@ def gains(runs: Sequence[StoredRun], references: Sequence[StoredRun], key: str =
     Clients are known by name; who is not in both, or has no figure, is left out.
     """
     found: dict[str, list[float]] = {}
+    beside = {world_of(one.settings): one for one in reversed(references)}
     for run in runs:
-        other = next((one for one in references if same_world(run.settings, one.settings)), None)
+        other = beside.get(world_of(run.settings))
         before = {} if other is None else {client["client"]: client.get(key) for client in other.clients}
         for client in run.clients:
             now, then = client.get(key), before.get(client["client"])

@@ -1,7 +1,7 @@
 """Figures of what came out: values over an option, over cells, over clients, and what each client gained."""
 
 from collections.abc import Mapping, Sequence
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any
 
 import matplotlib
@@ -24,8 +24,8 @@ from coterie.report.figures.records import (
     setting,
     value,
 )
-from coterie.runs.comparison import same_world
 from coterie.runs.folder import StoredRun
+from coterie.runs.identity import world_of
 from coterie.studies.statistics import statistic
 
 __all__ = ["Bars", "Gain", "Spread", "Sweep", "clients_figure", "gained_over", "run_figure"]
@@ -283,12 +283,8 @@ def _is(method: str, name: str, some: Sequence[StoredRun]) -> bool:
 
 def _references(method: str, variants: Runs) -> Runs:
     """A method's runs by name, or all as one where no world has two variants: then it is clear which is meant."""
-    shared = any(
-        same_world(run.settings, other.settings)
-        for one, two in combinations(variants.values(), 2)
-        for run, other in product(one, two)
-    )
-    if shared or len(variants) < 2:
+    worlds = [{world_of(run.settings) for run in some} for some in variants.values()]
+    if any(one & two for one, two in combinations(worlds, 2)) or len(variants) < 2:
         return variants
     return {method: [run for some in variants.values() for run in some]}
 
