@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
+from coterie.core.links import linked
 from coterie.methods import methods
 from coterie.report import page
 from coterie.report.figures import NotRecordedError, Runs, kinds
@@ -139,15 +140,13 @@ _FIGURES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("curves", {"over": "bytes", "log": True}, "The same against what was sent while training."),
     ("spread", {}, "From the worst client to the best at the end, with the mean; means over seeds."),
     ("matrix", {}, "How far clients are from each other, or how alike, as methods have found it."),
-    ("silhouette", {}, "By which CAFA chooses the number of clusters: the higher, the better they are apart."),
-    ("loss-variance", {}, "By which AutoCFL judges how far clients are from another in their training."),
-    ("trust", {}, "How sure clients of SLFed are of each other, and how many they choose to mix with."),
 )
 
 
 def figures(runs: Runs) -> str:
     """All figures for which the runs have records."""
     drawn = "".join(_drawn(kind, runs, caption, **options) for kind, options, caption in _FIGURES)
+    drawn += "".join(_drawn(kind.name, runs, kind.caption) for kind in linked("page_figures")())
     mixed = {name: some for name, some in runs.items() if some and _mixes(some[0])}
     return drawn + _drawn("mixing", mixed, "Whose models each client's is mixed of; a row for each client. First seed.")
 
