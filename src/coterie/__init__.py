@@ -73,6 +73,7 @@ __all__ = [
 
 
 links["Result.plot"] = "coterie.report.figures:run_figure"
+links["page_figures"] = "coterie.papers:page_figures"
 
 
 def __getattr__(name: str) -> Any:

@@ -1,10 +1,14 @@
-"""Files are whole at any moment."""
+"""Files are whole at any moment, and a folder is one's own as long as it is locked."""
 
+import errno
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from coterie.core.files import write_whole
+from coterie.core.files import lock_folder, write_whole
 
 
 def test_a_file_is_whole_at_any_moment(tmp_path, monkeypatch):
@@ -19,3 +23,51 @@ def test_a_file_is_whole_at_any_moment(tmp_path, monkeypatch):
     with pytest.raises(InterruptedError):
         write_whole(tmp_path / "x", "newer")
     assert (tmp_path / "x").read_text() == "old"
+
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="no locks of folders on Windows")
+
+
+@posix
+def test_a_locked_folder_is_locked_once_and_stays_as_it_is(tmp_path):
+    before = tmp_path.stat().st_mtime_ns
+    unlock = lock_folder(tmp_path)
+    assert lock_folder(tmp_path) is None
+    unlock()
+    lock_folder(tmp_path)()
+    assert [*tmp_path.iterdir()] == []
+    assert tmp_path.stat().st_mtime_ns == before
+
+
+@posix
+def test_a_killed_process_locks_nothing_any_more(tmp_path):
+    code = (
+        "import pathlib, sys, time; from coterie.core.files import lock_folder\n"
+        "unlock = lock_folder(pathlib.Path(sys.argv[1])); print('locked', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"locked\n"
+        assert lock_folder(tmp_path) is None
+        other.send_signal(signal.SIGKILL)
+    lock_folder(tmp_path)()
+
+
+@posix
+def test_a_process_that_was_forked_meanwhile_keeps_nothing_locked(tmp_path):
+    code = (
+        "import os, pathlib, sys; from coterie.core.files import lock_folder\n"
+        "folder = pathlib.Path(sys.argv[1]); unlock = lock_folder(folder); reads, writes = os.pipe()\n"
+        "if os.fork() == 0: os.close(writes); os.read(reads, 1); os._exit(0)\n"
+        "unlock(); print(lock_folder(folder) is not None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True, text=True)
+    assert done.stdout == "True\n"
+
+
+@posix
+def test_a_disk_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
+    def without(descriptor, operation):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", without)
+    lock_folder(tmp_path)()

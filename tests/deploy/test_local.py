@@ -1,7 +1,6 @@
 """Whole federations of real processes on this machine: the same numbers as a simulation, and what a crash costs."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -10,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from coterie.core.errors import CoterieError
@@ -164,20 +164,16 @@ def test_a_site_that_is_killed_in_mid_round_comes_back(tmp_path):
 
 
 def server_apps(folder):
-    """The process numbers of the server apps that were started below a folder."""
+    """The server apps that were started below a folder."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            belongs = str(folder).encode() in path.read_bytes()
-            if belongs and b"flwr-serverapp" in (path.parent / "cmdline").read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
+    for process in psutil.process_iter(["environ", "cmdline"]):
+        belongs = any(str(folder) in value for value in (process.info["environ"] or {}).values())
+        if belongs and any("flwr-serverapp" in word for word in process.info["cmdline"] or ()):
+            found.append(process)
     return found
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="finds the server's process in /proc")
 @pytest.mark.parametrize("victim", ["ServerApp", "SuperLink"])
 def test_a_run_whose_server_is_killed_goes_on_to_the_same_result(victim, call, tmp_path):
     out = tmp_path / "run"
@@ -188,8 +184,8 @@ def test_a_run_whose_server_is_killed_goes_on_to_the_same_result(victim, call, t
         follower.start()
         follower.wait_for(3)
         if victim == "ServerApp":
-            for number in server_apps(out):
-                os.kill(number, signal.SIGKILL)
+            for process in server_apps(out):
+                process.kill()
         else:
             federation.superlink_process.signal(signal.SIGKILL)
         follower.join(120)

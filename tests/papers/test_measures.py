@@ -11,8 +11,10 @@ from coterie import Scoring
 from coterie.core.errors import SettingsError
 from coterie.core.registry import first_line, options
 from coterie.engines.simulation import Simulation
+from coterie.papers.autocfl.measures import LocalModels, clusterings, first_rise
+from coterie.papers.cafa.measures import LabelClusters, classification
 from coterie.runs.settings import Settings
-from coterie.studies.measures import LabelClusters, LocalModels, classification, clusterings, first_rise, measures
+from coterie.studies.measures import measures
 
 TRAINED = {"rounds": 3, "rate": 0.1, "batch": 16, "adjust": True}
 

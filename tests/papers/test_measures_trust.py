@@ -5,8 +5,10 @@ import pytest
 
 from coterie import evidence, trust
 from coterie.core.errors import SettingsError
+from coterie.papers.cfic.measures import ClientLabels
+from coterie.papers.slfed.measures import SyntheticSamples, TrustCourse
 from coterie.runs.settings import Settings
-from coterie.studies.measures import ClientLabels, SyntheticSamples, TrustCourse, measures
+from coterie.studies.measures import measures
 
 
 def world(**given):

@@ -1,10 +1,8 @@
 """Kinds of figures: what is drawn is what runs recorded, options are checked, and what is missing is said."""
 
-import json
 import re
 import warnings
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,58 +15,7 @@ from coterie.report.figures.records import gains, setting
 from coterie.runs.folder import StoredRun
 from coterie.studies.campaign import Results
 from coterie.studies.study import FigureSpec
-
-
-def stored(method="fedavg", seed=0, rounds=(), clients=(), groups=(), insights=(), summary=None, path="run", **told):
-    settings = {"seed": seed, "net": "mlp", "method": {"name": method, **told}, "split": {"name": "iid", "alpha": 0.5}}
-    return StoredRun(Path(path), settings, summary or {}, list(rounds), list(clients), list(groups), list(insights))
-
-
-def evaluated(*accuracies, every=1, **more):
-    """Records of rounds with these mean accuracies."""
-    return [
-        {
-            "round": every * number,
-            "accuracy_mean": accuracy,
-            "accuracy_min": None if accuracy is None else accuracy - 0.1,
-            "accuracy_max": None if accuracy is None else accuracy + 0.2,
-            "bytes_up": 10 * number,
-            "bytes_down": 20 * number,
-            "bytes_peer": 0,
-            "seconds": number / 2,
-            **more,
-        }
-        for number, accuracy in enumerate(accuracies, start=1)
-    ]
-
-
-def with_accuracies(*accuracies, groups=None):
-    return [
-        {"client": f"c{n}", "samples": 10 * (n + 1), "accuracy": value, "true_group": groups and groups[n]}
-        for n, value in enumerate(accuracies)
-    ]
-
-
-def drawn(kind, runs, title="", tmp_path=None, **told):
-    """The figure, after it has been drawn in both forms without a warning."""
-    figure = kinds.make(kind, **told).draw(runs, title)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert svg(figure).startswith("<svg")
-    return figure
-
-
-def lines(axes):
-    return {line.get_label(): line for line in axes.get_lines() if not line.get_label().startswith("_")}
-
-
-def images(figure):
-    return [axes.images[0].get_array() for axes in figure.axes if axes.images]
-
-
-def titles(figure):
-    return [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
-
+from support.drawn_runs import drawn, evaluated, images, lines, stored, titles, with_accuracies
 
 # Of all kinds
 
@@ -256,46 +203,6 @@ def test_smoothing_is_weighted_by_time():
     assert lines(axes)["a"].get_ydata() == pytest.approx([0, 80])
 
 
-# Losses and opinions
-
-
-def test_variances_of_losses_are_drawn_over_rounds():
-    runs = {"a": [stored(insights=[{"round": 3, "loss_variance": [0.1, 0.2, 0.4]}]) for _ in range(2)]}
-    line = lines(drawn("loss-variance", runs).axes[0])["a"]
-    assert line.get_xdata().tolist() == [1, 2, 3]
-    assert line.get_ydata() == pytest.approx([0.1, 0.2, 0.4])
-
-
-def test_losses_of_clients_have_the_colours_of_their_groups():
-    sums = [[1.0, 2.0, 3.0], [1.5, 2.5, 3.5], [1.5, 2.5, 3.5]]
-    insights = [{"round": number, "cumulative_loss": row} for number, row in enumerate(sums, start=1)]
-    run = stored(insights=insights, clients=with_accuracies(1, 1, 1, groups=[0, 1, 0]))
-    curves = drawn("losses", {"a": [run]}).axes[0].get_lines()
-    assert [line.get_ydata().tolist() for line in curves] == [[1, 0.5], [2, 0.5], [3, 0.5]]  # none after clustering
-    assert curves[0].get_color() == curves[2].get_color() != curves[1].get_color()
-    curves = drawn("losses", {"a": [run]}, cumulative=True).axes[0].get_lines()
-    assert curves[1].get_ydata().tolist() == [2, 2.5]
-
-
-def test_trust_shows_uncertainty_and_the_sizes_of_lists():
-    insights = [
-        {"round": 1, "uncertainty": [0.8, None], "chosen": [2, 0]},
-        {"round": 2, "uncertainty": [0.4, 0.6], "chosen": [3, 1]},
-    ]
-    left, right = drawn("trust", {"a": [stored(insights=insights)]}).axes
-    assert left.get_lines()[0].get_ydata() == pytest.approx([0.8, 0.5])
-    assert right.get_lines()[0].get_ydata() == pytest.approx([1, 2])
-    assert right.collections[0].get_paths()[0].vertices[:, 1].max() == 3
-
-
-def test_trust_of_a_measure_is_all_rounds_at_once(tmp_path):
-    details = {"uncertainty": [[0.9, 0.7], [0.5, 0.3]], "chosen": [[1, 1], [2, 4]]}
-    (tmp_path / "details.json").write_text(json.dumps(details))
-    left, right = drawn("trust", {"a": [stored(path=tmp_path)]}).axes
-    assert left.get_lines()[0].get_ydata() == pytest.approx([0.8, 0.4])
-    assert right.get_lines()[0].get_xdata().tolist() == [1, 2]
-
-
 # Who is like whom
 
 DISTANCE = [[0.0, 3.0, 1.0], [3.0, 0.0, 2.0], [1.0, 2.0, 0.0]]
@@ -335,26 +242,6 @@ def test_matrices_of_several_runs_have_a_panel_each():
     assert len(images(figure)) == 4
     assert titles(figure) == ["a", "b", "c", "d"]
     assert figure.get_suptitle() == "All"
-
-
-def test_the_highest_silhouette_has_a_ring():
-    insights = [{"round": 1, "silhouette": [[2, 0.3], [3, 0.7], [4, 0.5]]}]
-    axes = drawn("silhouette", {"a": [stored(insights=insights)]}).axes[0]
-    assert lines(axes)["a"].get_xdata().tolist() == [2, 3, 4]
-    ring = axes.get_lines()[1]
-    assert (ring.get_xdata().tolist(), ring.get_ydata().tolist()) == ([3], [0.7])
-
-
-def test_a_silhouette_of_a_measure_is_a_mean_over_seeds(tmp_path):
-    runs = []
-    for seed, scores in enumerate([[0.2, 0.4, 0.9], [0.4, 0.6]]):
-        (tmp_path / str(seed)).mkdir()
-        details = {"k": list(range(2, 2 + len(scores))), "silhouettes": scores}
-        (tmp_path / str(seed) / "details.json").write_text(json.dumps(details))
-        runs.append(stored(seed=seed, path=tmp_path / str(seed)))
-    line = lines(drawn("silhouette", {"a": runs}).axes[0])["a"]
-    assert line.get_xdata().tolist() == [2, 3]  # what all seeds have tried
-    assert line.get_ydata() == pytest.approx([0.3, 0.5])
 
 
 def shares_run():

@@ -127,9 +127,31 @@ def test_rows_are_those_of_the_table(compared):
 
 
 def test_the_best_cells_of_a_table_are_marked():
-    text = page.table(["a", "b"], [["x", "1"], ["y", "2"]], [[False, False], [False, True]])
+    text = page.parts.table(["a", "b"], [["x", "1"], ["y", "2"]], [[False, False], [False, True]])
     assert re.findall(r"<td class=best>(.*?)</td>", text) == ["2"]
-    assert "class=best" not in page.table(["a"], [["x"]])
+    assert "class=best" not in page.parts.table(["a"], [["x"]])
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda text: page.parts.paragraphs(text),
+        lambda text: page.parts.heading(text),
+        lambda text: page.parts.code(text),
+        lambda text: page.parts.listed([text]),
+        lambda text: page.parts.folded(text, text),
+        lambda text: page.parts.table([text], [[text]], values=[[text]]),
+        lambda text: page.parts.figure("", text, text, False),
+        page.prose,
+    ],
+)
+def test_text_is_escaped_once_wherever_it_goes(made):
+    attack = """<b a="'">&amp;"""
+    content = made(attack)
+    escaped = "&lt;b a=&quot;&#x27;&quot;&gt;&amp;amp;"
+    assert escaped in content
+    assert not re.search(r"<b|a=\"|'|&amp;(?!amp;)", content)
+    assert page.parts.folded("x", content).count(escaped) == content.count(escaped)
 
 
 def test_names_between_backticks_are_code_and_nothing_else_is():
@@ -138,7 +160,7 @@ def test_names_between_backticks_are_code_and_nothing_else_is():
 
 def test_a_page_replaces_an_older_one_whole(tmp_path):
     for title in ("first", "second"):
-        page.write_page(tmp_path / "x.html", title, "", [("A & B", page.paragraph("1 < 2"))])
+        page.write_page(tmp_path / "x.html", title, "", [("A & B", page.parts.paragraphs("1 < 2"))])
     assert [path.name for path in tmp_path.iterdir()] == ["x.html"]
     assert "".join(read(tmp_path / "x.html").text).count("second") == 2
     assert "A & B" in read(tmp_path / "x.html").text

@@ -322,7 +322,7 @@ def unescaped(text):
             self.said += data
 
     reader = Reader()
-    reader.feed(text)
+    reader.feed(str(text))
     return reader.said
 
 

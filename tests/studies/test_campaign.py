@@ -13,6 +13,7 @@ from functools import partial
 import pytest
 import tomli_w
 
+import coterie.papers  # noqa: F401  registers its measures
 from coterie.core.errors import CoterieError
 from coterie.methods.fedavg import FedAvg
 from coterie.runs import settings as settings_module

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+import coterie.papers  # noqa: F401  registers its measures
 from coterie.core.errors import SettingsError
 from coterie.runs.experiment import run as run_settings
 from coterie.runs.folder import StoredRun

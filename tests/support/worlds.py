@@ -1,11 +1,10 @@
 """What tests share: small worlds of a few clients of unequal sizes in float64, and ways to look at things."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from pathlib import Path
 
 import numpy as np
+import psutil
 import torch
 from torch import Tensor, nn
 
@@ -166,9 +165,8 @@ def tensors_of(values: object) -> dict[str, Tensor]:
 
 
 def runs(pid: int) -> bool:
-    """Whether there is such a process that has not ended, on Linux."""
+    """Whether there is such a process that has not ended."""
     try:
-        os.kill(pid, 0)
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False

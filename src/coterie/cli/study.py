@@ -16,7 +16,6 @@ from coterie.cli.options import GROUPS, Shown, command, methods_options, whole
 from coterie.core.errors import SettingsError
 from coterie.core.fields import WITHOUT_EFFECT
 from coterie.core.files import write_whole
-from coterie.papers import recipes
 from coterie.runs.folder import StoredRun
 from coterie.runs.settings import Settings
 from coterie.server.fitting import Observer
@@ -101,6 +100,8 @@ def _reproduce(
     several machines are merged by copying them into each other. Options of runs, such as `--rounds`, count more than
     those of the recipes; tables say so then.
     """
+    from coterie.papers import recipes
+
     if not names:
         _list()
         return
@@ -117,7 +118,9 @@ def _run_study(
     show: Show = False,
 ) -> None:
     """Run studies from files: `coterie study run mine.toml`. It goes on where it stopped, as `coterie reproduce`."""
-    studies = [Study.read(Path(file)) for file in files]
+    from coterie.papers import recipes
+
+    studies = [recipes.study(Path(file)) for file in files]
     if not studies:
         raise SettingsError("no study: name study files; `coterie study new FILE` writes one to start from")
     _carry_out(studies, given, seeds, only, time_limit, out, show)
@@ -125,6 +128,8 @@ def _run_study(
 
 def new(file: Annotated[Path, Parameter(help="The file to write.")]) -> None:
     """Write a study to start from, with everything explained."""
+    from coterie.papers import recipes
+
     try:
         if file.exists():
             raise SettingsError(f"{file}: exists already; choose another file")
@@ -137,6 +142,8 @@ def new(file: Annotated[Path, Parameter(help="The file to write.")]) -> None:
 
 
 def _list() -> None:
+    from coterie.papers import recipes
+
     table = plain_table(["recipe", "what", "data", "runs", "cost"], numeric=["runs"])
     for name in recipes.names():
         study = recipes.recipe(name)

@@ -44,6 +44,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from coterie.core.errors import CoterieError
+from coterie.core.files import write_whole
 
 __all__ = ["Identity", "Reading", "SealingError", "Seals", "read_peers", "write_peers", "write_private"]
 
@@ -151,10 +152,8 @@ def write_peers(path: Path, peers: Mapping[str, str]) -> None:
     """Write the public identities of sites, whole or not at all, in place of an earlier list."""
     for site, public in peers.items():
         _public_key(site, public)
-    part = path.with_name(path.name + ".part")
     try:
-        part.write_text(_PEERS + tomli_w.dumps({"identities": dict(sorted(peers.items()))}), encoding="utf-8")
-        part.replace(path)
+        write_whole(path, _PEERS + tomli_w.dumps({"identities": dict(sorted(peers.items()))}))
     except OSError as error:
         raise SealingError(f"{path}: cannot be written ({error.strerror})") from error
 

@@ -1,9 +1,11 @@
-"""Files that are whole at any moment, whoever looks at them and whenever their writer is killed."""
+"""Files that are whole at any moment, whoever looks at them and whenever their writer is killed, and locked folders."""
 
 import os
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["PART", "write_whole"]
+__all__ = ["PART", "lock_folder", "write_whole"]
 
 PART = ".part"
 """How the name of a file ends that is still being written."""
@@ -14,3 +16,31 @@ def write_whole(path: Path, content: str | bytes) -> None:
     part = path.with_name(f"{path.name}.{os.getpid()}{PART}")
     part.write_bytes(content.encode() if isinstance(content, str) else content)
     part.replace(path)
+
+
+def lock_folder(folder: Path) -> Callable[[], None] | None:
+    """Keep other processes, and others in this one, from locking a folder: how to unlock it, or None if it is locked.
+
+    The system unlocks it when this process ends, however that happens. Nothing is written. Where there are no such
+    locks, on Windows and on some shared disks, nobody is kept out.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return lambda: None
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:
+        pass
+
+    def unlock() -> None:
+        with suppress(OSError):
+            # A process that was forked meanwhile has the descriptor too: closing ours would not be enough.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+    return unlock

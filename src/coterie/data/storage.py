@@ -19,6 +19,7 @@ from typing import IO, Any
 import platformdirs
 
 from coterie.core.errors import DataError
+from coterie.core.files import write_whole
 
 __all__ = ["Collection", "Download", "PublishedFile", "data_folder", "fetch", "unpack", "verified"]
 
@@ -270,14 +271,11 @@ def _memory() -> dict[str, Any]:
 
 
 def _remember(memory: dict[str, Any]) -> None:
-    """Write the memory, in one step. Where that is not possible, files are verified again the next time."""
+    """Write the memory. Where that is not possible, files are verified again the next time."""
     target = _memory_file()
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".unfinished-") as workshop:
-            part = Path(workshop) / target.name
-            part.write_text(json.dumps(memory, indent=1), encoding="utf-8")
-            part.replace(target)
+        write_whole(target, json.dumps(memory, indent=1))
     except OSError as error:
         logger.debug("%s: %s", target, error)
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from uuid import uuid4
 
+import psutil
+
 from coterie.core.errors import CoterieError
 from coterie.deploy.control import Control
 from coterie.engines.flower.certs import ServerFiles
@@ -109,19 +111,18 @@ class Processes:
             if not process.wait(_STOP):
                 process.signal(signal.SIGKILL)
                 process.wait(_STOP)
-            # What it has started may outlive it.
-            process.signal(signal.SIGKILL)
-        self._end_orphans()
+        self._end_others()
         self._all.clear()
 
-    def _end_orphans(self) -> None:
-        """End what has left the groups: a SuperLink starts server apps in a session of their own, and one that was
-        killed leaves them at work on their runs. Found on Linux alone."""
-        mark = f"{_MARK}={self._mark}".encode()
-        for path in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):  # it has ended, or is somebody else's
-                if mark in path.read_bytes().split(b"\0"):
-                    os.kill(int(path.parent.name), signal.SIGKILL)
+    def _end_others(self) -> None:
+        """End what outlives those that have started it.
+
+        A SuperLink starts server apps in sessions of their own, and one that was killed leaves them at work.
+        """
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):  # it has ended, or is somebody else's
+                if process.environ().get(_MARK) == self._mark:
+                    process.kill()
 
 
 def _end_with_parent() -> None:

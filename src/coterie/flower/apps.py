@@ -32,6 +32,7 @@ from coterie.clients.clients import CallContext, Clients, Evaluation
 from coterie.clients.letters import Letters
 from coterie.clients.memory import Memory
 from coterie.core.errors import CoterieError
+from coterie.core.files import write_whole
 from coterie.core.records import record
 from coterie.data.population import Shard
 from coterie.engines.flower.arrays import ArrayNet, Arrays
@@ -143,9 +144,7 @@ def _told(parts: Mapping[str, bytes], folder: Path) -> AppFacts:
 
 def _remember(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(content)
-    part.replace(path)
+    write_whole(path, content)
     for old in sorted(path.parent.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)[:-_KEPT]:
         old.unlink(missing_ok=True)
 

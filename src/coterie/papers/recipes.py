@@ -8,7 +8,7 @@ from pathlib import Path
 from coterie.core.errors import SettingsError, unknown
 from coterie.studies.study import Study
 
-__all__ = ["find", "names", "recipe", "template"]
+__all__ = ["find", "names", "recipe", "study", "template"]
 
 _FOLDER = resources.files("coterie.papers")
 
@@ -42,12 +42,17 @@ def recipe(name: str) -> Study:
         return Study.read(path, name)
 
 
+def study(path: Path) -> Study:
+    """A study by its path; it can name the measures and kinds of figures of all papers, without saying where from."""
+    return Study.read(path)
+
+
 def find(wanted: Sequence[str]) -> list[Study]:
     """Recipes by name, by paper or by pattern (`autocfl/table1`, `autocfl`, `*/table*`), and studies by path."""
     found: dict[str, Study] = {}
     for name in wanted:
         if name.endswith(".toml"):
-            found[name] = Study.read(Path(name))
+            found[name] = study(Path(name))
             continue
         fitting = [one for one in names() if fnmatchcase(one, name) or one.startswith(f"{name}/")]
         if not fitting:

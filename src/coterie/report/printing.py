@@ -5,7 +5,6 @@ compare, letters for footnotes, and remarks below.
 """
 
 import csv
-import html as markup
 import io
 import re
 import unicodedata
@@ -14,11 +13,12 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, groupby, pairwise
 from string import ascii_lowercase
 
+from markupsafe import Markup
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
-from coterie.report import page
+from coterie.report.page import parts
 from coterie.report.results import SIGNIFICANT, Labels, Published, ResultCell, ResultTable, Summary, Verdict
 from coterie.report.tables import ruled
 from coterie.studies.study import COLUMNS
@@ -73,12 +73,17 @@ class Layout:
     remarks: tuple[str, ...]
     """What holds for the whole table."""
 
-    def labels(self) -> Iterator[Labels]:
-        """What stands before each row: its labels, without those that are the same as in the row above."""
+    @property
+    def levels(self) -> int:
+        """How many lines the header has."""
+        return len(self.head[0]) if self.head else 0
+
+    def lines(self) -> Iterator[tuple[Labels, tuple[Entry, ...]]]:
+        """The rows, without the labels that are the same as in the row above."""
         above: Labels = ()
-        for labels, _ in self.rows:
+        for labels, entries in self.rows:
             same = _shared(labels[:-1], above)
-            yield ("",) * same + labels[same:]
+            yield ("",) * same + labels[same:], entries
             above = labels
 
     def spans(self, level: int) -> list[tuple[str, int]]:
@@ -286,7 +291,7 @@ def _terminal_table(shown: Layout, compact: bool) -> Table:
             labels = (*labels[:-1], "diff.")
         drawn.add_column(Text("\n".join(labels)), justify="right", overflow="fold")
     above: Labels = ()
-    for number, ((labels, entries), short) in enumerate(zip(shown.rows, shown.labels(), strict=True)):
+    for number, ((labels, _), (short, entries)) in enumerate(zip(shown.rows, shown.lines(), strict=True)):
         if shown.begins_group(number):
             drawn.add_section()
         if compact:
@@ -314,7 +319,7 @@ def markdown(table: ResultTable) -> str:
         names = ["<br>".join(markdown_text(label) for label in labels if label) for labels in part.headings()]
         lines += ["", _line([*map(markdown_text, part.stub), *names])]
         lines.append(_line([*(":---" for _ in part.stub), *("---:" for _ in part.head)]))
-        for (_, entries), labels in zip(part.rows, part.labels(), strict=True):
+        for labels, entries in part.lines():
             lines.append(_line([*map(markdown_text, labels), *map(_markdown_entry, entries)]))
     notes = [f"<sup>{letter}</sup> {markdown_text(note)}" for letter, note in shown.footnotes]
     below = [*notes, *map(markdown_text, shown.remarks)]
@@ -357,7 +362,7 @@ def _latex_tabular(shown: Layout) -> Iterator[str]:
     yield "\\toprule"
     yield from _latex_head(shown)
     yield "\\midrule"
-    for number, ((_, entries), labels) in enumerate(zip(shown.rows, shown.labels(), strict=True)):
+    for number, (labels, entries) in enumerate(shown.lines()):
         if shown.begins_group(number):
             yield "\\midrule"
         yield _row([*map(_latex_text, labels), *map(_latex_entry, entries)])
@@ -367,9 +372,9 @@ def _latex_tabular(shown: Layout) -> Iterator[str]:
 
 def _latex_head(shown: Layout) -> Iterator[str]:
     """The lines of the header: labels above what they hold for, and rules below those above several fields."""
-    before, levels = len(shown.stub), len(shown.head[0]) if shown.head else 0
-    for level in range(levels):
-        last = level == levels - 1
+    before = len(shown.stub)
+    for level in range(shown.levels):
+        last = level == shown.levels - 1
         stub = [_latex_text(name) if last else "" for name in shown.stub]
         labels, rules, column = [], [], before + 1
         for label, count in shown.spans(level):
@@ -435,42 +440,9 @@ def _latex_entry(entry: Entry) -> str:
 # HTML
 
 
-def html(table: ResultTable) -> str:
-    """The table as a part of a page, with its notes; text is escaped."""
-    shown = layout(table)
-    levels = len(shown.head[0]) if shown.head else 0
-    corner = "<br>".join("&emsp;" * depth + markup.escape(name) for depth, name in enumerate(shown.stub))
-    head = []
-    for level in range(levels):
-        stub = f"<th class=stub rowspan={levels}>{corner}</th>" if not level else ""
-        spans = "".join(
-            f"<th scope=col colspan={n}><span>{markup.escape(label)}</span></th>" for label, n in shown.spans(level)
-        )
-        head.append(f"<tr>{stub}{spans}</tr>")
-    body = []
-    for (_, entries), labels in zip(shown.rows, shown.labels(), strict=True):
-        for depth, label in enumerate(labels[:-1]):
-            if label:  # outer labels have lines of their own, so that one column is enough to stay in sight
-                empty = f"<td colspan={len(shown.head)}></td>"
-                body.append(f"<tr>{_html_label('rowgroup', depth, label)}{empty}</tr>")
-        name = _html_label("row", len(labels) - 1, labels[-1])
-        body.append(f"<tr>{name}{''.join(map(_html_entry, entries))}</tr>")
-    notes = [f"<sup>{letter}</sup> {markup.escape(note)}" for letter, note in shown.footnotes]
-    below = "<br>".join([*notes, *map(markup.escape, shown.remarks)])
-    return (
-        f"<div class=wide><table class=results><caption>{markup.escape(table.title)}</caption>"
-        f"<thead>{''.join(head)}</thead><tbody>{''.join(body)}</tbody></table></div>"
-        + (f"<p class=notes>{below}</p>" if below else "")
-    )
-
-
-def _html_label(scope: str, depth: int, label: str) -> str:
-    return f'<th scope={scope} style="padding-left:{0.7 + depth:g}rem">{markup.escape(label)}</th>'
-
-
-def _html_entry(entry: Entry) -> str:
-    raised = f"<sup>{entry.notes}</sup>" if entry.notes else ""
-    return f"<td{' class=best' * entry.bold}>{markup.escape(entry.text + '*' * entry.star)}{raised}</td>"
+def html(table: ResultTable) -> Markup:
+    """The table as a part of a page, with its notes."""
+    return parts.results(table.title, layout(table))
 
 
 # Summaries
@@ -507,11 +479,11 @@ def summary_markdown(summary: Summary) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def summary_html(summary: Summary) -> str:
-    """What a study comes to, as a part of a page; text is escaped."""
-    claims = page.table(_CLAIMS, _claims(summary), kind="claims") if summary.claims else ""
-    reversals = "".join(f"<li>{markup.escape(said)}</li>" for said in summary.reversals())
-    return "".join(map(page.paragraph, summary.lines())) + claims + (f"<ul>{reversals}</ul>" if reversals else "")
+def summary_html(summary: Summary) -> Markup:
+    """What a study comes to, as a part of a page."""
+    claims = parts.table(_CLAIMS, _claims(summary), kind="claims") if summary.claims else ""
+    reversals = parts.listed(summary.reversals()) if summary.reversals() else ""
+    return parts.paragraphs(*summary.lines()) + claims + reversals
 
 
 # CSV

@@ -39,10 +39,7 @@ def write_report(path: Path, title: str, stored: Sequence[StoredRun]) -> dict[st
         title,
         _lead(runs),
         [
-            (
-                "Methods" if len(runs) > 1 else "The run",
-                sections.methods_table(runs) + "".join(map(page.paragraph, notes)),
-            ),
+            ("Methods" if len(runs) > 1 else "The run", sections.methods_table(runs) + page.parts.paragraphs(*notes)),
             ("Every client", sections.clients(runs)),
             ("Figures", sections.figures(runs)),
             ("The split", sections.split(runs)),

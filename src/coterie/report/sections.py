@@ -5,13 +5,16 @@ from typing import Any
 
 import numpy as np
 import tomli_w
+from markupsafe import Markup
 
+from coterie.core.links import linked
 from coterie.methods import methods
 from coterie.report import page
 from coterie.report.figures import NotRecordedError, Runs, kinds
 from coterie.report.figures.records import over_seeds
 from coterie.report.figures.relations import mixed_over_time
 from coterie.report.figures.scores import gained_over
+from coterie.report.page import parts
 from coterie.report.tables import best_cells, compared, comparison_cells, megabytes, worlds_of
 from coterie.runs.folder import StoredRun
 from coterie.runs.identity import world_of
@@ -28,14 +31,14 @@ _EXPLANATION = (
 _APART = "Not all runs have the same data and split: the best are those among runs that have."
 
 
-def methods_table(runs: Runs) -> str:
+def methods_table(runs: Runs) -> Markup:
     """The runs side by side, the most accurate first."""
     known = [(name, run, run.summary) for name, some in runs.items() for run in some if run.summary is not None]
     worlds = worlds_of([run.settings for _, run, _ in known])
     rows = compared([summary for *_, summary in known], [name for name, *_ in known], worlds)
     header, cells = comparison_cells(rows)
-    apart = page.paragraph(_APART) if len(set(worlds)) > 1 else ""
-    return page.table(header, cells, best_cells(rows)) + page.paragraph(_EXPLANATION) + apart
+    apart = [_APART] if len(set(worlds)) > 1 else []
+    return parts.table(header, cells, best_cells(rows)) + parts.paragraphs(_EXPLANATION, *apart)
 
 
 # Every client
@@ -47,24 +50,24 @@ _EQUAL = 1e-9
 """Gains below are none: rounding leaves that much."""
 
 
-def clients(runs: Runs) -> str:
+def clients(runs: Runs) -> Markup:
     """What each client gets and what it gained over training alone and over FedAvg, if these are among the runs."""
     accuracies = {name: _accuracies(some) for name, some in runs.items()}
     known = _clients(runs)
     redrawn = any(client["fewest"] < client["most"] for client in known.values())
-    content = ""
+    content = Markup()
     for method, words in (("local", "training alone"), ("fedavg", "one model for all")):
         for reference, gained in gained_over(runs, method).items():
-            content += page.heading(f"Gain over {words} ({reference}), in points") + _verdict(gained)
+            content += parts.heading(f"Gain over {words} ({reference}), in points") + _verdict(gained)
             table = _client_table(known, gained, signed=True)
-            content += page.folded(f"All {len(known)} clients", table) if len(known) > _MANY else table
+            content += parts.folded(f"All {len(known)} clients", table) if len(known) > _MANY else table
     if content:
         content = _drawn("gain", runs, "What each client gained over other methods, in points of accuracy.") + content
     table = _client_table(known, accuracies, signed=False)
     if table:
         name = "Accuracy of every client, %"
-        content += page.folded(name, table) if content else page.heading(name) + table
-    return content + (page.paragraph(_REDRAWN) if content and redrawn else "")
+        content += parts.folded(name, table) if content else parts.heading(name) + table
+    return content + parts.paragraphs(*([_REDRAWN] if content and redrawn else []))
 
 
 _REDRAWN = (
@@ -92,11 +95,11 @@ def _accuracies(some: Sequence[StoredRun]) -> dict[str, float]:
     return {name: float(np.mean(values)) for name, values in found.items()}
 
 
-def _client_table(known: Mapping[str, Any], columns: Mapping[str, Mapping[str, float]], signed: bool) -> str:
+def _client_table(known: Mapping[str, Any], columns: Mapping[str, Mapping[str, float]], signed: bool) -> Markup:
     """A row for every client, and figures by method; a click on a header sorts."""
     columns = {name: values for name, values in columns.items() if values}
     if not columns:
-        return ""
+        return Markup()
     grouped = any(client["group"] is not None for client in known.values())
     header = ["client", *(["group"] if grouped else []), "samples", *columns]
     rows, meant = [], []
@@ -107,7 +110,7 @@ def _client_table(known: Mapping[str, Any], columns: Mapping[str, Mapping[str, f
         shown = ["–" if group is None else str(group)] if grouped else []
         rows.append([name, *shown, samples, *(_points(figure, signed) for figure in figures)])
         meant.append([name, *([group] if grouped else []), most, *figures])
-    return page.table(header, rows, values=meant)
+    return parts.table(header, rows, values=meant)
 
 
 def _points(value: float | None, signed: bool) -> str:
@@ -117,7 +120,7 @@ def _points(value: float | None, signed: bool) -> str:
     return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
 
 
-def _verdict(gained: Mapping[str, Mapping[str, float]]) -> str:
+def _verdict(gained: Mapping[str, Mapping[str, float]]) -> Markup:
     """How many clients are better off with each method."""
     rows, meant = [], []
     for name, values in gained.items():
@@ -126,7 +129,7 @@ def _verdict(gained: Mapping[str, Mapping[str, float]]) -> str:
         ends = [float(figure) for figure in (figures.mean(), figures.min(), figures.max())]
         rows.append([name, f"{better} of {len(figures)}", str(worse), *(_points(end, signed=True) for end in ends)])
         meant.append([name, better, worse, *ends])
-    return page.table(["method", "better off", "worse off", "mean", "least", "most"], rows, values=meant)
+    return parts.table(["method", "better off", "worse off", "mean", "least", "most"], rows, values=meant)
 
 
 # Figures
@@ -136,24 +139,23 @@ _FIGURES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("curves", {"over": "bytes", "log": True}, "The same against what was sent while training."),
     ("spread", {}, "From the worst client to the best at the end, with the mean; means over seeds."),
     ("matrix", {}, "How far clients are from each other, or how alike, as methods have found it."),
-    ("silhouette", {}, "By which CAFA chooses the number of clusters: the higher, the better they are apart."),
-    ("loss-variance", {}, "By which AutoCFL judges how far clients are from another in their training."),
-    ("trust", {}, "How sure clients of SLFed are of each other, and how many they choose to mix with."),
 )
 
 
-def figures(runs: Runs) -> str:
+def figures(runs: Runs) -> Markup:
     """All figures for which the runs have records."""
-    drawn = "".join(_drawn(kind, runs, caption, **options) for kind, options, caption in _FIGURES)
+    shown = [*_FIGURES, *((kind.name, {}, kind.caption) for kind in linked("page_figures")())]
+    drawn = [_drawn(kind, runs, caption, **options) for kind, options, caption in shown]
     mixed = {name: some for name, some in runs.items() if some and _mixes(some[0])}
-    return drawn + _drawn("mixing", mixed, "Whose models each client's is mixed of; a row for each client. First seed.")
+    drawn.append(_drawn("mixing", mixed, "Whose models each client's is mixed of; a row for each client. First seed."))
+    return Markup().join(drawn)
 
 
 _SPLITS = 6
 """How many splits a page has room for."""
 
 
-def split(runs: Runs) -> str:
+def split(runs: Runs) -> Markup:
     """The splits of the first seed, each once."""
     shown: dict[str, Sequence[StoredRun]] = {}
     worlds: set[Hashable] = set()
@@ -170,12 +172,12 @@ def split(runs: Runs) -> str:
     return _drawn("labels", shown, f"How much each client has of each label in its training data.{several}")
 
 
-def _drawn(kind: str, runs: Runs, caption: str, **options: Any) -> str:
+def _drawn(kind: str, runs: Runs, caption: str, **options: Any) -> Markup:
     """A figure with its caption, or nothing where the runs have no record for it."""
     try:
         return page.figure(kinds.make(kind, **options).draw(runs), caption)
     except NotRecordedError:
-        return ""
+        return Markup()
 
 
 def _mixes(run: StoredRun) -> bool:
@@ -219,7 +221,7 @@ _KINDS = {
 """Kinds of the ledger in words."""
 
 
-def costs(runs: Runs) -> str:
+def costs(runs: Runs) -> Markup:
     """What was sent by direction and kind, and what clients gave away by that."""
     rows = []
     for name, some in runs.items():
@@ -234,12 +236,11 @@ def costs(runs: Runs) -> str:
         scoring, _ = over_seeds([sum(ledger.get("evaluation", {}).values()) for ledger in ledgers])
         rows.append([name, f"{_DIRECTIONS['evaluation']}, which is no part of the method", megabytes(scoring), ""])
     if not rows:
-        return ""
+        return Markup()
     told = [f"{name}: {words}" for name, some in runs.items() if (words := _given_away(some))]
-    table = page.table(["method", "what was sent", "in all", "per client and round"], _once(rows), kind="few")
-    away = page.heading("What a client gives away") + "".join(map(page.paragraph, told)) if told else ""
-    more = page.paragraph("All about a method, also who learns what: coterie methods NAME.")
-    return table + away + more
+    table = parts.table(["method", "what was sent", "in all", "per client and round"], _once(rows), kind="few")
+    away = parts.heading("What a client gives away") + parts.paragraphs(*told) if told else ""
+    return table + away + parts.paragraphs("All about a method, also who learns what: coterie methods NAME.")
 
 
 def _once(rows: Iterable[list[str]]) -> list[list[str]]:
@@ -264,6 +265,7 @@ def _given_away(some: Sequence[StoredRun]) -> str:
 # Settings
 
 
-def settings(tables: Mapping[str, Mapping[str, Any]]) -> str:
+def settings(tables: Mapping[str, Mapping[str, Any]]) -> Markup:
     """Everything that decides the runs, folded up."""
-    return "".join(page.folded(name, page.code(tomli_w.dumps(dict(table)))) for name, table in tables.items())
+    folded = (parts.folded(name, parts.code(tomli_w.dumps(dict(table)))) for name, table in tables.items())
+    return Markup().join(folded)

@@ -13,6 +13,7 @@ from coterie.core.errors import CoterieError, SettingsError
 from coterie.core.files import write_whole
 from coterie.report import page, printing
 from coterie.report.figures import asked, draw, save
+from coterie.report.page import parts
 from coterie.report.results import ResultTable, Summary, study_summary, study_tables
 from coterie.studies.campaign import Results
 from coterie.studies.study import Study
@@ -118,11 +119,10 @@ def _write_page(path: Path, results: Results, report: Report, figures: list[tupl
     if sections:
         sections.append(("What it comes to", printing.summary_html(report.summary)))
     if figures:
-        drawn = "".join(page.figure(figure, title) for title, figure in figures)
-        sections.append(("Figures", f"<div class=figures>{drawn}</div>"))
+        sections.append(("Figures", parts.figures(page.figure(figure, title) for title, figure in figures)))
     if study.sources:
-        choices = "".join(f"<li>{page.prose(f'`{name}`: {why}')}</li>" for name, why in study.sources.items())
-        sections.append(("Choices and where they come from", f"<ul>{choices}</ul>"))
+        choices = (page.prose(f"`{name}`: {why}") for name, why in study.sources.items())
+        sections.append(("Choices and where they come from", parts.listed(choices)))
     options = "\n".join(f"{name} = {value}" for name, value in study.options.items())
-    sections.append(("Options of every run", page.code(options)))
+    sections.append(("Options of every run", parts.code(options)))
     page.write_page(path, _heading(study), lead, sections)

@@ -12,10 +12,9 @@ deployment/     over real sites: what is needed to go on
 """
 
 import json
-import os
 import shutil
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from typing import Any
 import tomli_w
 
 from coterie.core.errors import CoterieError, DataError, SettingsError
-from coterie.core.files import PART, write_whole
+from coterie.core.files import PART, lock_folder, write_whole
 from coterie.nets import codec
 from coterie.nets.net import Net
 from coterie.runs.identity import differences
@@ -95,7 +94,7 @@ class RunFolder:
         self.path, self._table, self._every_round = path, dict(table), every_round
         self._saving, self._keep_state = saving, keep_state
         self._saved, self._cost = time.monotonic(), 0.0
-        self._lock: int | None = None
+        self._unlock: Callable[[], None] | None = None
 
     @property
     def _state(self) -> Path:
@@ -128,25 +127,15 @@ class RunFolder:
 
     def _claim(self) -> None:
         """Keep other processes, and other runs of this one, out of the folder until it is closed."""
-        if self._lock is not None:
-            return
-        try:
-            import fcntl
-        except ImportError:  # no such locks on Windows
-            return
-        folder = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(folder)
-            raise BusyError(f"out={self.path}: somebody else is at work on this run") from error
-        self._lock = folder
+        self._unlock = self._unlock or lock_folder(self.path)
+        if self._unlock is None:
+            raise BusyError(f"out={self.path}: somebody else is at work on this run")
 
     def close(self) -> None:
         """Let others go on with the run."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        if self._unlock is not None:
+            self._unlock()
+            self._unlock = None
 
     def _resume(self, net: Net) -> Checkpoint | None:
         try:

@@ -436,10 +436,9 @@ def fitting(axes: Mapping[str, Iterable[str]], wanted: Mapping[str, str]) -> dic
 
 def _import(modules: Any, beside: Path) -> None:
     """Import a study's own modules, which may lie beside its file."""
-    if not modules:
-        return
-    sys.path.insert(0, str(beside.absolute()))
     for name in checked("modules", modules, tuple[str, ...]):
+        if not name.startswith("coterie."):  # the folder of a recipe would hide modules of the user's
+            sys.path.insert(0, str(beside.absolute()))
         try:
             importlib.import_module(name)
         except Exception as error:  # whatever the user's module does when it is imported

@@ -2,7 +2,6 @@
 
 from coterie.report.figures.courses import curves_figure
 from coterie.report.figures.kinds import Kind, Plot, asked, draw, kinds
-from coterie.report.figures.pictures import Images
 from coterie.report.figures.records import NotRecordedError, Runs
 from coterie.report.figures.relations import split_figure
 from coterie.report.figures.scores import clients_figure, run_figure
@@ -10,7 +9,6 @@ from coterie.report.figures.style import PALETTE, save, svg
 
 __all__ = [
     "PALETTE",
-    "Images",
     "Kind",
     "NotRecordedError",
     "Plot",

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from coterie.core.errors import SettingsError
+from coterie.core.fields import Checked
 from coterie.core.registry import Registry
 from coterie.report.figures import style
 from coterie.report.figures.grids import Grid
@@ -26,10 +27,13 @@ log = logging.getLogger("coterie")
 K = TypeVar("K", bound="Kind")
 
 
-class Kind(ABC):
+class Kind(Checked, ABC):
     """Base of all kinds. A subclass declares its options as fields with a default and a docstring below."""
 
     name: ClassVar[str]
+
+    caption: ClassVar[str] = ""
+    """What a page about runs says below it, if it is shown there without being asked for."""
 
     @abstractmethod
     def draw(self, runs: Runs, title: str = "") -> Figure:

@@ -2,11 +2,12 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from coterie.core.errors import CoterieError
+from coterie.core.fields import at_least
 from coterie.runs.folder import StoredRun
 from coterie.runs.identity import world_of
 from coterie.studies.statistics import statistic
@@ -14,10 +15,12 @@ from coterie.studies.statistics import statistic
 __all__ = [
     "NotRecordedError",
     "Runs",
+    "Seed",
     "clients_of",
     "gains",
     "label_counts",
     "named",
+    "one_of_each",
     "over_seeds",
     "recorded",
     "scaled",
@@ -28,9 +31,17 @@ __all__ = [
 Runs = Mapping[str, Sequence[StoredRun]]
 """Runs by what to call them: those of one name are of different seeds."""
 
+Seed = Annotated[int, at_least(0, "counted from 0")]
+"""Which of the runs over seeds a figure shows; the last if there are not so many."""
+
 
 class NotRecordedError(CoterieError):
     """Runs do not have what a figure shows."""
+
+
+def one_of_each(runs: Runs, seed: int) -> dict[str, StoredRun]:
+    """For each name the run of this place among its seeds, or the last that there is."""
+    return {name: some[min(seed, len(some) - 1)] for name, some in runs.items() if some}
 
 
 _WORDS = {

@@ -1,7 +1,7 @@
 """Figures of who is like whom: labels, distances, clusters, and whose models are mixed."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import matplotlib
 import numpy as np
@@ -9,20 +9,23 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from coterie.core.errors import SettingsError
+from coterie.core.fields import at_least
 from coterie.report.figures import style
-from coterie.report.figures.kinds import Kind, Plot, kind
+from coterie.report.figures.kinds import Kind, kind
 from coterie.report.figures.records import (
     NotRecordedError,
     Runs,
+    Seed,
     clients_of,
     found_groups,
     label_counts,
     latest,
+    one_of_each,
     recorded,
 )
 from coterie.runs.folder import StoredRun
 
-__all__ = ["PCA", "Labels", "Matrix", "Mixing", "Silhouette", "split_figure"]
+__all__ = ["PCA", "Labels", "Matrix", "Mixing", "split_figure"]
 
 Groups = Sequence[int | None]
 
@@ -68,26 +71,18 @@ def _order(groups: Groups) -> list[int]:
     return sorted(range(len(groups)), key=lambda client: (groups[client] is None, groups[client] or 0, client))
 
 
-def _one_of_each(runs: Runs, seed: int) -> dict[str, StoredRun]:
-    """For each name the run of this place among its seeds, or the last that there is."""
-    return {name: some[min(seed, len(some) - 1)] for name, some in runs.items() if some}
-
-
 @kind("labels")
 class Labels(Kind):
     """Which labels each client has: the area of a dot says how many samples."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Which of the runs over seeds is shown, counted from 0."""
-
-    def __post_init__(self) -> None:
-        _whole("seed", self.seed)
 
     def draw(self, runs: Runs, title: str = "") -> Figure:
         """A panel for each name; one for all if all have the same clients."""
         found: dict[str, tuple[np.ndarray, Sequence[str], StoredRun]] = {}
         why = NotRecordedError("labels: there are no runs")
-        for name, run in _one_of_each(runs, self.seed).items():
+        for name, run in one_of_each(runs, self.seed).items():
             try:
                 counts, labels = label_counts(run)
             except NotRecordedError as error:
@@ -128,25 +123,20 @@ class Matrix(Kind):
     order: Literal["true", "found", "none"] = "true"
     """By which groups clients are ordered: the true ones, or those that were found."""
 
-    round: int | None = None
+    round: Annotated[int, at_least(1, "counted from 1")] | None = None
     """The evaluated round that is shown, or the next before it; by default the last."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Which of the runs over seeds is shown, counted from 0."""
 
     same_scale: bool = False
     """Whether all panels have the same scale of colours."""
 
-    def __post_init__(self) -> None:
-        _whole("seed", self.seed)
-        if self.round is not None and self.round < 1:
-            raise SettingsError(f"round={self.round}: counted from 1")
-
     def draw(self, runs: Runs, title: str = "") -> Figure:
         """A panel for each name that has such a matrix."""
         wanted = ("distance", "similarity") if self.of == "any" else (self.of,)
         found: dict[str, tuple[str, np.ndarray, StoredRun]] = {}
-        for name, run in _one_of_each(runs, self.seed).items():
+        for name, run in one_of_each(runs, self.seed).items():
             for what in wanted:
                 if lines := recorded(run, what):
                     before = [one for number, one in lines if number is None or number <= (self.round or number)]
@@ -178,46 +168,6 @@ class Matrix(Kind):
         return figure
 
 
-@kind("silhouette")
-class Silhouette(Plot):
-    """The mean silhouette of clients' labels for every number of clusters, by which CAFA chooses."""
-
-    def content(self, runs: Runs) -> dict[str, list[dict[int, float]]]:
-        """Silhouettes by name and seed, of each number of clusters."""
-        courses: dict[str, list[dict[int, float]]] = {}
-        for name, some in runs.items():
-            if curves := [curve for run in some if (curve := _silhouettes(run))]:
-                courses[name] = curves
-        if not courses:
-            raise NotRecordedError("silhouette: no run recorded silhouettes; run CAFA with --insights")
-        return courses
-
-    def plot(self, axes: Axes, content: Mapping[str, Any], everywhere: Mapping[str, Sequence[Any]]) -> None:
-        """One curve for each name, with the spread over seeds, and a ring around its highest point."""
-        for number, name in enumerate(everywhere):
-            if name in content:
-                ks = sorted(set.intersection(*map(set, content[name])))
-                values = np.array([[curve[k] for k in ks] for curve in content[name]])
-                style.banded(axes, name, ks, values, number)
-                best, mean = int(values.mean(axis=0).argmax()), values.mean(axis=0)
-                ring: dict[str, Any] = {"markersize": 10, "markerfacecolor": "none", "markeredgewidth": 1.5}
-                axes.plot(ks[best], mean[best], "o", color=style.look(number)["color"], **ring)
-        axes.set(xlabel="clusters", ylabel="mean silhouette")
-        style.whole_numbers(axes.xaxis)
-
-    @property
-    def heading(self) -> str:
-        """What is shown."""
-        return "Silhouette by number of clusters"
-
-
-def _silhouettes(run: StoredRun) -> dict[int, float]:
-    if lines := recorded(run, "silhouettes"):
-        return dict(zip(map(int, latest(run, "k")), lines[-1][1], strict=True))
-    lines = recorded(run, "silhouette")
-    return {int(k): score for k, score in lines[-1][1]} if lines else {}
-
-
 @kind("pca")
 class PCA(Kind):
     """Clients in the plane of their first two principal components: by their true groups, and by those found."""
@@ -225,15 +175,12 @@ class PCA(Kind):
     of: Literal["labels", "distance"] = "labels"
     """What clients are described by: their shares of labels, or their distances to all others."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Which of the runs over seeds is shown, counted from 0."""
-
-    def __post_init__(self) -> None:
-        _whole("seed", self.seed)
 
     def draw(self, runs: Runs, title: str = "") -> Figure:
         """For each name two panels: before and after clustering."""
-        chosen = _one_of_each(runs, self.seed)
+        chosen = one_of_each(runs, self.seed)
         if not chosen:
             raise NotRecordedError("pca: there are no runs")
         figure, axes = style.figure(8.4, 3.8 * len(chosen), columns=2, rows=len(chosen))
@@ -295,20 +242,20 @@ class Mixing(Kind):
     rounds: tuple[int, ...] = ()
     """The rounds that are shown, or the last before each; by default the first, the middle and the last."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Which of the runs over seeds is shown, counted from 0."""
 
     order: Literal["true", "found", "none"] = "true"
     """By which groups clients are ordered: the true ones, or those that were found."""
 
     def __post_init__(self) -> None:
-        _whole("seed", self.seed)
+        super().__post_init__()
         if any(number < 1 for number in self.rounds):
             raise SettingsError(f"rounds={list(self.rounds)}: counted from 1")
 
     def draw(self, runs: Runs, title: str = "") -> Figure:
         """A row of panels for each name."""
-        courses = {name: (run, mixed_over_time(run)) for name, run in _one_of_each(runs, self.seed).items()}
+        courses = {name: (run, mixed_over_time(run)) for name, run in one_of_each(runs, self.seed).items()}
         courses = {name: (run, course) for name, (run, course) in courses.items() if course}
         if not courses:
             raise NotRecordedError(
@@ -374,8 +321,3 @@ def _some_rounds(lasts: Sequence[int]) -> tuple[int, ...]:
 
 def _heading(axes: Axes, title: str, name: str, panels: int) -> str:
     return style.fitted(axes, title if title and panels == 1 else name)
-
-
-def _whole(name: str, value: int) -> None:
-    if value < 0:
-        raise SettingsError(f"{name}={value}: counted from 0")

@@ -1,10 +1,11 @@
-"""Figures of samples."""
+"""Figures of samples that SLFed's clients made."""
 
 import json
 
 import numpy as np
 import pytest
 
+import coterie.papers  # noqa: F401  registers its kinds of figures
 from coterie.core.errors import SettingsError
 from coterie.report.figures import NotRecordedError, kinds, svg
 from coterie.runs.folder import StoredRun
