@@ -9,6 +9,7 @@ import builtins
 import dataclasses
 import inspect
 import pkgutil
+import sys
 import textwrap
 from collections.abc import Mapping
 from functools import cache, cached_property
@@ -64,7 +65,7 @@ def _body(cls: type) -> list[ast.stmt]:
         # Python finds a class by parsing its whole module, each time. One inside of a function is left to it.
         found = read(cls.__module__).definition(cls.__qualname__)
         node = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0] if found is None else found[1]
-    except (OSError, TypeError, SyntaxError):
+    except (AttributeError, ImportError, OSError, SyntaxError, TypeError, ValueError):
         return []
     return node.body if isinstance(node, ast.ClassDef) else []
 
@@ -130,13 +131,11 @@ class Source:
 
 
 def _file_of(module: str) -> Path:
-    """A module's file. The package that holds all is imported for that, and nothing else."""
-    package, *folders = module.split(".")
-    if not folders:
-        file = getattr(import_module(module), "__file__", None)
-        if file is None:
-            raise OSError(f"{module}: has no file")
+    """A module's file, if need be by its place in the package that holds all, which alone is imported for that."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is not None:
         return Path(file)
+    package, *folders = module.split(".")
     place = Path(import_module(package).__path__[0], *folders)
     return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
 

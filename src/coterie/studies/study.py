@@ -23,7 +23,8 @@ from coterie.core.registry import checked, options
 from coterie.data.division import Division
 from coterie.engines.simulation import Computing
 from coterie.methods import methods
-from coterie.runs.settings import GENERAL, Settings, World, as_toml, read_table
+from coterie.runs.options import GENERAL
+from coterie.runs.settings import Settings, World, as_toml, read_table
 from coterie.server.scoring import Scoring
 from coterie.studies.measures import Measure, measures
 from coterie.studies.statistics import statistic
