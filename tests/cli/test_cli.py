@@ -15,7 +15,6 @@ import torch
 from PIL import Image
 
 import coterie
-from coterie.cli import main as cli
 from coterie.cli.options import method_options, world_options
 from coterie.data.splits import split_rules
 from coterie.methods import methods
@@ -100,7 +99,7 @@ def test_own_data_is_found_again_from_another_folder(call, own_data, tmp_path, m
     first = call(f"run local --data {own_data} --clients 3 --rounds 2 --out a --json").json
     assert first["data"] == "mine"
     (tmp_path / "elsewhere").mkdir()
-    monkeypatch.setattr(cli, "RUNS", tmp_path / "elsewhere")
+    monkeypatch.setattr("coterie.cli.run.RUNS", tmp_path / "elsewhere")
     outcome = call(f"run --settings {tmp_path}/a --out {tmp_path}/b --json")
     assert without_seconds(outcome.json) == without_seconds(first)
 
@@ -443,7 +442,8 @@ def test_a_bad_split_is_refused(refused, tmp_path, line, message):
 @pytest.fixture
 def tiny_demo(monkeypatch):
     given = {"split": "autocfl-label", "clients": 4, "net": "logistic", "rounds": 2, "test": "labels"}
-    monkeypatch.setattr(cli, "demo_settings", lambda: [Settings.of(given, name)[0] for name in ("local", "fedavg")])
+    made = [Settings.of(given, name)[0] for name in ("local", "fedavg")]
+    monkeypatch.setattr("coterie.cli.demo.demo_settings", lambda: made)
 
 
 def test_the_demo_shows_methods_side_by_side_and_a_page(call, tiny_demo):
@@ -568,6 +568,22 @@ def test_the_help_of_a_comparison_shows_the_options_of_the_named_methods(call):
     assert "--gan-steps" in call("deploy local slfed --help").out
     assert "--gan-steps" not in call("deploy local fedavg --help").out
     assert "--gan-steps" in call("deploy local --help").out
+
+
+def test_a_value_that_is_called_like_a_method_is_no_method(call, tmp_path):
+    assert "--mu" not in call("compare fedavg --out fedprox --help").out
+    assert "--mu" not in call("compare fedavg --data fedprox --help").out
+    assert "--gan-steps" not in call("deploy local fedavg --out slfed --help").out
+    assert "--gan-steps" not in call("deploy init slfed fedavg --help").out
+    for label in "ab":
+        (tmp_path / "fedprox" / label).mkdir(parents=True)
+        for number in range(12):
+            Image.new("L", (4, 4), color=20 * number).save(tmp_path / f"fedprox/{label}/{number}.png")
+    given = "--data fedprox --clients 2 --rounds 1"
+    assert call(f"run --out local {given} fedavg --json").json["method"] == "fedavg"
+    assert summary("local")["method"] == "fedavg"
+    assert call(f"compare --out ifca {given} local fedavg").code == 0
+    assert sorted(path.name for path in Path("ifca").iterdir() if path.is_dir()) == ["fedavg-seed0", "local-seed0"]
 
 
 def test_without_a_command_there_is_help(call):

@@ -2,17 +2,21 @@
 
 import inspect
 from collections import Counter
-from typing import Literal, get_args, get_origin
+from typing import Annotated, Literal, get_args, get_origin
 
 import pytest
+from cyclopts import Parameter
 
-from coterie.cli.options import command, hidden, method_options, methods_options, world_options
+from coterie.cli.look import split_options
+from coterie.cli.options import ask, hidden, method_options, methods_options, needed, world_options
+from coterie.cli.parameters import command
 from coterie.core.errors import SettingsError
 from coterie.core.registry import options
 from coterie.data.sources import sources
 from coterie.data.splits import split_rules
 from coterie.methods import methods
-from coterie.runs.settings import GENERAL, Settings, data_options
+from coterie.runs.options import GENERAL, data_options
+from coterie.runs.settings import Settings
 
 
 def visible(shown):
@@ -24,6 +28,16 @@ def called(shown, **keywords):
     seen = []
     command(lambda given: seen.append(given), shown)(**keywords)
     return seen[0]
+
+
+def nothing(
+    given, *, out: Annotated[str, Parameter()] = "", as_json: Annotated[bool, Parameter(name="--json")] = False
+):
+    """A command with an option and a switch of its own."""
+
+
+def asked(*arguments):
+    return ask(arguments, nothing)
 
 
 def the_help(shown, name):
@@ -66,37 +80,38 @@ def test_the_default_split_is_shown_and_the_others_are_not():
 
 @pytest.mark.parametrize("arguments", [["--split", "label-skew"], ["--split=label-skew"], ["split", "label-skew"]])
 def test_the_named_split_is_shown(arguments):
-    names = visible(world_options(arguments))
+    shown = split_options(arguments[1:]) if arguments[0] == "split" else world_options(asked(*arguments))
+    names = visible(shown)
     assert {"clients", "classes"} <= names
     assert "alpha" not in names
 
 
 def test_the_named_data_set_is_shown_with_a_prefix_where_a_split_has_the_name():
-    names = visible(world_options(["--data", "imagenet32"]))
+    names = visible(world_options(asked("--data", "imagenet32")))
     assert {"data.classes", "images"} <= names
     assert "seed" in names
     assert "data.seed" not in names
 
 
 def test_own_data_has_its_option():
-    assert "size" in visible(world_options(["--data", "some/folder"]))
+    assert "size" in visible(world_options(asked("--data", "some/folder")))
 
 
 @pytest.mark.parametrize("arguments", [["--split"], ["--split", "nonsense"], ["split"], ["--data="]])
 def test_nonsense_does_not_keep_options_from_being_made(arguments):
-    assert {"split", "clients", "data"} <= {item.name for item in world_options(arguments)}
+    assert {"split", "clients", "data"} <= {item.name for item in world_options(asked(*arguments))}
 
 
 def test_the_shown_default_is_that_of_the_named_split():
     assert the_help(world_options(), "clients").endswith("[20]")
-    assert the_help(world_options(["--split", "slfed-dist0"]), "clients").endswith("[50]")
+    assert the_help(world_options(asked("--split", "slfed-dist0")), "clients").endswith("[50]")
 
 
 def test_the_help_has_the_default_and_the_choices():
     shown = methods_options(world_options())
     assert the_help(shown, "optimizer").endswith("[sgd; or adam]")
     assert the_help(shown, "milestones").endswith("[0.5,0.75]")
-    assert the_help(world_options(["--split", "iid"]), "imbalanced").endswith("[false]")
+    assert the_help(world_options(asked("--split", "iid")), "imbalanced").endswith("[false]")
     assert not the_help(shown, "steps").endswith("]")
 
 
@@ -121,7 +136,7 @@ def test_a_switch_among_words_is_read_as_one():
 
 def test_named_methods_have_their_own_options_and_no_others():
     world = world_options()
-    shown = methods_options(world, ["compare", "fedavg", "fedfa"])
+    shown = methods_options(world, ["fedavg", "fedfa"])
     assert "compat" in visible(shown)
     assert not {"linkage", "threshold"} & visible(shown)
     assert {"linkage", "threshold"} <= {item.name for item in shown}
@@ -161,3 +176,45 @@ def test_everything_that_the_command_line_passes_on_is_understood():
             if option.default not in (None, ""):
                 for written in (option.name, f"split.{option.name}"):
                     Settings.of({"split": split, written: option.default}, "local")
+
+
+def test_words_are_told_from_values_of_options():
+    line = asked(
+        "--rounds", "3", "local", "--out", "fedavg", "--json", "fedprox", "--split=iid", "--rate", "-1", "ifca"
+    )
+    assert line.words == ("local", "fedprox", "ifca")
+    assert line.values == {"rounds": "3", "out": "fedavg", "json": "", "split": "iid", "rate": "-1"}
+
+
+def test_behind_two_dashes_there_are_words_only():
+    assert asked("--out", "a", "--", "--out", "b").words == ("--out", "b")
+
+
+@pytest.mark.parametrize(
+    "switch", ["--strict", "--no-strict", "--global-test", "--insights", "--merge", "--help", "-h"]
+)
+def test_a_switch_takes_no_word_behind_it(switch):
+    assert asked(switch, "local").words == ("local",)
+
+
+def test_what_is_a_switch_for_some_methods_takes_the_words_of_others():
+    assert asked("--compat", "positions", "cfl").words == ("cfl",)
+    assert asked("--compat", "true", "--method.compat", "cfl").words == ("cfl",)
+
+
+def test_names_of_options_are_those_of_python():
+    assert asked("--data-dir", "a", "--data.classes=3").values == {"data_dir": "a", "data.classes": "3"}
+    assert asked("--data_dir", "a").values == {"data_dir": "a"}
+
+
+def test_what_is_out_of_sight_is_made_only_if_it_is_given():
+    def made(*arguments):
+        world = world_options()
+        shown = needed(world + methods_options(world, ["fedavg"]), asked(*arguments), nothing)
+        return {item.name for item in shown}
+
+    assert "rounds" in made()
+    assert not {"mu", "split.alpha", "gan_steps"} & made()
+    assert {"mu", "split.alpha"} <= made("--mu", "1", "--split.alpha=3")
+    assert "gan_steps" not in made("--mu", "1", "--json", "--out", "gan_steps")
+    assert "gan_steps" in made("--gan-stesp", "1"), "it may be meant"

@@ -16,7 +16,8 @@ from coterie.data.division import Division
 from coterie.data.splits import Dirichlet, split_rules
 from coterie.engines.simulation import Computing
 from coterie.methods import methods
-from coterie.runs.settings import FORMAT, Settings, World, default_net, parse_arrivals, read_table, simulate
+from coterie.runs.options import parse_arrivals
+from coterie.runs.settings import FORMAT, Settings, World, default_net, read_table, simulate
 from coterie.server.method import Method, method
 from coterie.server.scoring import Scoring
 from coterie.server.serving import Served

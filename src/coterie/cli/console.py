@@ -1,8 +1,11 @@
 """What people see while a command runs and at its end."""
 
+import json
 import logging
-from collections.abc import Iterator
+import sys
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.logging import RichHandler
@@ -10,10 +13,22 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from coterie.server.fitting import Checkpoint, Record, Result
-from coterie.server.method import Method
+if TYPE_CHECKING:
+    from coterie.server.fitting import Checkpoint, Record, Result
+    from coterie.server.method import Method
 
-__all__ = ["Follower", "Tally", "console", "errors", "following", "print_table", "tell"]
+__all__ = [
+    "Follower",
+    "Tally",
+    "console",
+    "errors",
+    "following",
+    "note",
+    "plain_table",
+    "print_json",
+    "print_table",
+    "tell",
+]
 
 console = Console()
 errors = Console(stderr=True)
@@ -27,6 +42,26 @@ def tell(lead: str, text: object, to: Console = console, style: str = "dim") -> 
     to.print(Text.assemble((lead, style), " ", str(text)), soft_wrap=True)
 
 
+def note(notes: Iterable[str]) -> None:
+    """Tell what a user should know about settings."""
+    for one in notes:
+        tell("note:", one, errors)
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON, and nothing else."""
+    sys.stdout.write(json.dumps(value) + "\n")
+
+
+def plain_table(header: Sequence[str], numeric: Collection[str] = ()) -> Table:
+    """A table without rules, for lists; numeric columns are aligned to the right."""
+    table = Table(header_style="dim", show_header=any(header), box=None, pad_edge=False)
+    for number, name in enumerate(header):
+        side: Literal["left", "right"] = "right" if name in numeric else "left"
+        table.add_column(Text(name), style="bold" if number == 0 else "", justify=side, no_wrap=number == 0)
+    return table
+
+
 def print_table(table: Table) -> None:
     """Print a table, in a pipe or a file as wide as it needs to be, so that there a row is a line."""
     (console if console.is_terminal else Console(width=_WIDE)).print(table)
@@ -38,7 +73,7 @@ class Follower:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
-    def watch(self, method: Method, seed: int) -> "list[Line]":
+    def watch(self, method: "Method", seed: int) -> "list[Line]":
         """The observers of one run."""
         task = self._progress.add_task(f"{method.name} [dim]seed {seed}[/dim]", total=method.rounds, figures="")
         return [Line(self._progress, task)]
@@ -80,11 +115,11 @@ class Counted:
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
 
-    def round_done(self, checkpoint: Checkpoint, record: Record | None, groups: Record | None) -> None:
+    def round_done(self, checkpoint: "Checkpoint", record: "Record | None", groups: "Record | None") -> None:
         """Count a round."""
         self._tally.count(1)
 
-    def run_done(self, checkpoint: Checkpoint, result: Result) -> None:
+    def run_done(self, checkpoint: "Checkpoint", result: "Result") -> None:
         """Count a run."""
         self._tally.ended()
 
@@ -95,22 +130,22 @@ class Line:
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress, self._task = progress, task
 
-    def round_done(self, checkpoint: Checkpoint, record: Record | None, groups: Record | None) -> None:
+    def round_done(self, checkpoint: "Checkpoint", record: "Record | None", groups: "Record | None") -> None:
         """Move the bar."""
         self.show(checkpoint.federation["round"], record)
 
-    def run_done(self, checkpoint: Checkpoint, result: Result) -> None:
+    def run_done(self, checkpoint: "Checkpoint", result: "Result") -> None:
         """Show the end."""
         self.show(checkpoint.federation["round"], result.rounds[-1])
 
-    def show(self, number: int, record: Record | None) -> None:
+    def show(self, number: int, record: "Record | None") -> None:
         """Show that so many rounds are done, and the figures of the last that was evaluated."""
         self._progress.update(self._task, completed=number)
         if record is not None:
             self._progress.update(self._task, figures=_figures(record))
 
 
-def _figures(record: Record) -> str:
+def _figures(record: "Record") -> str:
     accuracy = record["accuracy_mean"]
     shown = "" if accuracy is None else f"accuracy {100 * accuracy:.1f} %"
     return shown + (f", {record['groups']} groups" if (record["groups"] or 0) > 1 else "")

@@ -1,44 +1,38 @@
 """`coterie deploy`: from a method to a federation of real sites."""
 
-import inspect
-import json
 import logging
 import os
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tomli_w
-from cyclopts import App, Parameter
+from cyclopts import App, Group, Parameter
 
-from coterie.cli.console import Follower, console, errors, following, print_table, tell
-from coterie.cli.options import GROUPS, Shown, command, methods_options, whole
+from coterie.cli.arguments import behind
+from coterie.cli.console import Follower, console, errors, following, print_json, print_table, tell
+from coterie.cli.options import of_methods
+from coterie.cli.parameters import GROUPS, argument, command, flag, whole
+from coterie.cli.run import RUNS, settings_of
 from coterie.core.errors import CoterieError, SettingsError
 from coterie.core.files import write_whole
-from coterie.runs.experiment import NewFolder
-from coterie.runs.folder import require_empty
-from coterie.runs.settings import Settings, read_table
-from coterie.server.fitting import Record
-from coterie.server.method import Method
 
 if TYPE_CHECKING:
     from coterie.deploy.control import Control
     from coterie.runs.folder import StoredRun
+    from coterie.server.fitting import Record
+    from coterie.server.method import Method
 
-__all__ = ["deploy_app"]
+__all__ = ["add_deploy"]
 
-RUNS = Path("runs")
+_option = partial(flag, show_default=None)
 
-
-def _option(text: str, name: str | None = None, **more: Any) -> Any:
-    return Parameter(name=name, help=text, negative="", group=GROUPS["Experiment"], **more)
-
-
-Out = Annotated[Path | None, _option("Folder of the run; by default a new one below `runs/`.", show_default=False)]
-AsJson = Annotated[bool, _option("Print the summary as JSON, and nothing else.", "--json", show_default=False)]
+Out = Annotated[Path | None, flag("Folder of the run; by default a new one below `runs/`.")]
+AsJson = Annotated[bool, flag("Print the summary as JSON, and nothing else.", "--json")]
 MinSites = Annotated[int, _option("A round counts if at least so many sites answer.", converter=whole)]
 Timeout = Annotated[float, _option("Seconds that a site has for an answer.")]
 Patience = Annotated[float, _option("Seconds that the run waits for missing sites before it stops.")]
@@ -50,23 +44,19 @@ each site. What a server can make a site do is decided at the site, by its own s
 """
 
 
-def deploy_app(world: list[Shown], group: Any, sort_key: int, given: Sequence[str]) -> App:
-    """All commands of `coterie deploy`. What is given, `deploy local METHOD ...`, decides whose options are shown."""
-    app = App(name="deploy", help=_ABOUT, help_format="markdown", group=group, sort_key=sort_key)
-    options = world + methods_options(world, given[2:])
-    arguments = [_argument("method", str, "Method; see `coterie methods`.", "fedavg")]
-    app.command(command(_local, options, arguments), name="local")
-    folder = _argument("folder", Path, "Folder of the app, which must not exist or be empty.")
-    app.command(command(_init, options, [folder, *arguments]), name="init")
+def add_deploy(app: App, arguments: Sequence[str] | None, group: Group, sort_key: int) -> None:
+    """Add all commands of `coterie deploy`; the one that the arguments choose has its options."""
+    deploy = App(name="deploy", help=_ABOUT, help_format="markdown", group=group, sort_key=sort_key)
+    said = {"group": GROUPS["Experiment"]}
+    method = argument("method", str, "fedavg", help="Method; see `coterie methods`.", **said)
+    shown = of_methods(behind("local", arguments or ()), _local, slice(1))
+    deploy.command(command(_local, shown, [method]), name="local")
+    folder = argument("folder", Path, help="Folder of the app, which must not exist or be empty.", **said)
+    shown = of_methods(behind("init", arguments or ()), _init, slice(1, 2))
+    deploy.command(command(_init, shown, [folder, method]), name="init")
     for function in (certs, server, site, run, resume):
-        app.command(function)
-    return app
-
-
-def _argument(name: str, kind: type, text: str, default: Any = None) -> Any:
-    annotation: Any = Annotated[kind, Parameter(help=text, group=GROUPS["Experiment"])]
-    default = inspect.Parameter.empty if default is None else default
-    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY, default=default, annotation=annotation)
+        deploy.command(function)
+    app.command(deploy)
 
 
 def _require_flower() -> None:
@@ -92,17 +82,18 @@ def _local(
 
     The data is divided among the sites as `coterie run METHOD --clients SITES` divides it, and the result is the same.
     """
-    _require_flower()
-    from coterie.deploy.local import LocalFederation, deployment_of, prepare
-    from coterie.engines.flower.engine import Waiting
-
     if sites < 1:
         raise SettingsError(f"sites={sites}: at least 1")
     if given.setdefault("clients", sites) != sites:
         raise SettingsError(f"clients={given['clients']}: there are {sites} sites; say --sites")
-    settings, notes = Settings.of(given, method)
-    for note in notes:
-        tell("note:", note, errors)
+    settings = settings_of(given, method)
+    _require_flower()
+
+    from coterie.deploy.local import LocalFederation, deployment_of, prepare
+    from coterie.engines.flower.engine import Waiting
+    from coterie.runs.experiment import NewFolder
+    from coterie.runs.folder import require_empty
+
     waiting = Waiting(sites=sites, min_sites=min(min_sites, sites), timeout=timeout, patience=patience)
     # Whatever is wrong with the settings must show before a folder is made.
     deployment_of(settings, waiting)
@@ -123,13 +114,12 @@ def _init(given: dict[str, Any], folder: Path, method: str = "fedavg") -> None:
 
     The task (labels, net, scaling of inputs) is that of the data named with `--data`, by default digits.
     """
+    settings = settings_of(given, method)
     _require_flower()
+
     from coterie.deploy.app import write_app
     from coterie.deploy.local import deployment_of
 
-    settings, notes = Settings.of(given, method)
-    for note in notes:
-        tell("note:", note, errors)
     write_app(folder, deployment_of(settings))
     tell("written to", folder)
     tell("read on in", folder / "README.md")
@@ -221,6 +211,8 @@ def run(
     """Run an app over the sites that are connected, on the machine of the SuperLink."""
     _require_flower()
     from coterie.deploy.server import Deployment
+    from coterie.runs.experiment import NewFolder
+    from coterie.runs.folder import require_empty
 
     deployment = Deployment.read(app / "federation" / "settings.toml")
     place = out or NewFolder(RUNS, f"{deployment.method.name}-{deployment.task.name}-sites")
@@ -245,6 +237,7 @@ def resume(
     _require_flower()
     from coterie.deploy.local import LocalFederation
     from coterie.deploy.server import Deployment
+    from coterie.runs.settings import read_table
 
     folder = out / "deployment"
     if not (folder / "app").is_dir():
@@ -291,10 +284,10 @@ def _stopped_with(control: "Control") -> Iterator[list[int]]:
         control.close()
 
 
-def _watch(follower: Follower, method: Method, seed: int) -> Any:
+def _watch(follower: Follower, method: "Method", seed: int) -> Any:
     lines = follower.watch(method, seed)
 
-    def watch(record: Record) -> None:
+    def watch(record: "Record") -> None:
         for line in lines:
             line.show(record["round"], record)
 
@@ -316,7 +309,7 @@ def _present(stored: "StoredRun", as_json: bool) -> None:
 
     assert stored.summary is not None
     if as_json:
-        sys.stdout.write(json.dumps(stored.summary) + "\n")
+        print_json(stored.summary)
         return
     print_table(run_table(stored.summary))
     trouble = [line for line in _log(stored.path) if " WARNING " in line]

@@ -3,27 +3,23 @@
 import inspect
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 from cyclopts import Parameter
 from rich.markdown import Markdown
-from rich.table import Table
 from rich.text import Text
 
-from coterie.cli.console import console, print_table, tell
+from coterie.cli.console import console, plain_table, print_table, tell
 from coterie.cli.method_docs import About, about, shown_default, write_pages
-from coterie.cli.options import GROUPS
+from coterie.cli.parameters import GROUPS
 from coterie.core.errors import SettingsError, unknown
 from coterie.core.registry import Option, first_line
-from coterie.data.sources import Source, sources
-from coterie.data.splits import split_rules
-from coterie.data.storage import data_folder
 from coterie.methods import methods
-from coterie.nets import nets
-from coterie.runs.settings import data_options
 
-__all__ = ["plain_table", "show_data", "show_methods", "show_nets", "show_splits"]
+if TYPE_CHECKING:
+    from coterie.data.sources import Source
+
+__all__ = ["show_data", "show_methods", "show_nets", "show_splits"]
 
 
 _WRITE = Parameter(
@@ -43,7 +39,7 @@ def show_methods(
             raise SettingsError(f"write={write}: writes the pages of all methods; leave out {name}")
         tell("written to", f"{write}: {len(write_pages(write))} pages")
     elif name is None:
-        _list(("method", "what it does"), [(key, first_line(methods[key])) for key in methods])
+        _list(("method", "what it does"), [(key, methods.summary(key)) for key in methods])
     else:
         known = about(name)
         told = f"**What travels:** {known.sends}.\n\n**What a client gives away:** {known.gives_away}."
@@ -57,23 +53,29 @@ def _sections(known: About) -> dict[str, Sequence[tuple[str, str]]]:
 
 def show_splits(name: str | None = None, /) -> None:
     """List the splits, or tell all about one: `coterie splits dirichlet`."""
+    from coterie.data.splits import split_rules
+
     if name is None:
-        _list(("split", "how samples are divided"), [(key, first_line(split_rules[key])) for key in split_rules])
+        _list(("split", "how samples are divided"), [(key, split_rules.summary(key)) for key in split_rules])
     else:
-        _describe(name, [inspect.getdoc(split_rules[name])], split_rules.options(name))
+        _describe(name, [split_rules.doc(name)], split_rules.options(name))
 
 
 def show_data(name: str | None = None, /) -> None:
     """List the data sets, or tell all about one: `coterie data mnist`."""
+    from coterie.data.sources import sources
+    from coterie.runs.options import data_options
+
     if name is None:
         own = ("PATH", "Own data: an .npz file with arrays x and y, or a folder with a folder of images per class.")
-        _list(("data", "what it is"), [*((key, first_line(sources[key])) for key in sources), own])
+        _list(("data", "what it is"), [*((key, sources.summary(key)) for key in sources), own])
         return
-    source = sources[name]
-    _describe(name, [inspect.getdoc(source)], data_options(name), _facts(source))
+    _describe(name, [sources.doc(name)], data_options(name), _facts(sources[name]))
 
 
-def _facts(source: type[Source]) -> list[tuple[str, str]]:
+def _facts(source: "type[Source]") -> list[tuple[str, str]]:
+    from coterie.data.storage import data_folder
+
     shape = "x".join(map(str, source.shape))
     facts = [("inputs", f"{shape} in {len(source.labels)} classes"), ("net by default", source.net)]
     facts += [("terms", source.terms), ("source", source.published.source)]
@@ -84,6 +86,9 @@ def _facts(source: type[Source]) -> list[tuple[str, str]]:
 
 def show_nets(name: str | None = None, /) -> None:
     """List the networks with their numbers of parameters, or tell all about one: `coterie nets lenet5`."""
+    from coterie.data.sources import sources
+    from coterie.nets import nets
+
     if name is None:
         few = ("digits", "mnist", "cifar10")
         own = ("module:name", *[""] * len(few), "Own net: a function of the inputs' shape and the number of classes.")
@@ -97,6 +102,11 @@ def show_nets(name: str | None = None, /) -> None:
 
 def _parameters(net: str, data: str) -> str:
     """How many parameters a net has for a data set."""
+    import torch
+
+    from coterie.data.sources import sources
+    from coterie.nets import nets
+
     try:
         with torch.device("meta"):  # nothing is allocated or drawn
             module = nets[net](sources[data].shape, len(sources[data].labels))
@@ -133,12 +143,3 @@ def _list(header: Sequence[str], rows: Iterable[Sequence[str]], numeric: Collect
     for row in rows:
         table.add_row(*map(Text, row))
     print_table(table)
-
-
-def plain_table(header: Sequence[str], numeric: Collection[str] = ()) -> Table:
-    """A table without rules, for lists; numeric columns are aligned to the right."""
-    table = Table(header_style="dim", show_header=any(header), box=None, pad_edge=False)
-    for number, name in enumerate(header):
-        side: Literal["left", "right"] = "right" if name in numeric else "left"
-        table.add_column(Text(name), style="bold" if number == 0 else "", justify=side, no_wrap=number == 0)
-    return table

@@ -1,17 +1,17 @@
-"""All about a method, from what is written in its own file: for the terminal, and as pages of documentation."""
+"""All about a method, from what is written in its own file: for the terminal, and as pages of documentation.
 
-import inspect
-import sys
+Files are read and not imported: a word on a method should not wait for torch.
+"""
+
+import ast
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType
 from typing import Literal, get_args, get_origin
 
-from coterie.clients.programs import Program
-from coterie.core.registry import Option, first_line, options
+from coterie.core.declarations import Declared, Option, Source, declaration
 from coterie.methods import methods
-from coterie.server.method import Method
 
 __all__ = ["About", "about", "page", "shown_default", "write_pages"]
 
@@ -45,33 +45,56 @@ class About:
 
 
 def about(name: str) -> About:
-    """All that is written about a method."""
-    cls = methods[name]
-    summary, _, rest = (inspect.getdoc(cls) or "").partition("\n")
-    common = options(Method)
+    """All that is written about a method of ours."""
+    cls = methods.declared(name)
+    summary, _, rest = cls.doc.partition("\n")
+    functions = _functions(cls)
+    common = _common()
     return About(
         name,
         summary,
-        "\n\n".join(text for text in (rest.strip(), inspect.getdoc(sys.modules[cls.__module__])) if text),
-        cls.sends,
-        cls.gives_away,
-        tuple((step, first_line(getattr(cls, step))) for step in ("begin", "round", "serve")),
-        tuple((_call(made), first_line(made)) for made in _programs(cls)),
+        "\n\n".join(text for text in (rest.strip(), cls.source.doc) if text),
+        cls.constant("sends"),
+        cls.constant("gives_away"),
+        tuple((step, _first_line(functions[step][1])) for step in ("begin", "round", "serve")),
+        tuple((_call(program), _first_line(program)) for program in _programs(functions)),
         tuple(option for option in methods.options(name) if option not in common),
         tuple(option for option in methods.options(name) if option in common),
-        f"src/{cls.__module__.replace('.', '/')}.py",
+        f"src/{cls.source.module.replace('.', '/')}.py",
     )
 
 
-def _programs(cls: type[Method]) -> list[Program]:
+def _common() -> tuple[Option, ...]:
+    return declaration("coterie.server.method", "Method").options
+
+
+Functions = dict[str, tuple[Source, ast.FunctionDef]]
+"""Functions by name, with the files in which they are defined."""
+
+
+def _functions(cls: Declared) -> Functions:
+    """The functions of a class, its own and inherited ones."""
+    found: Functions = {}
+    for one in reversed(cls.lineage):
+        found |= {node.name: (one.source, node) for node in one.node.body if isinstance(node, ast.FunctionDef)}
+    return found
+
+
+def _programs(functions: Functions) -> Iterable[ast.FunctionDef]:
     """The programs that a method runs: those that its code names."""
-    found: dict[str, Program] = {}
-    for attribute in dir(cls):
-        function = inspect.getattr_static(cls, attribute)
-        if inspect.isfunction(function):
-            named = (function.__globals__.get(name) for name in _names(function.__code__))
-            found |= {made.name: made for made in named if isinstance(made, Program)}
-    return list(found.values())
+    found = {}
+    for _, (source, function) in sorted(functions.items()):
+        for name in [] if function.decorator_list else _names(_compiled(function)):
+            origin, node = source.definition(name) or (None, None)
+            if origin is not None and isinstance(node, ast.FunctionDef) and _is_program(node):
+                found[origin.module, node.name] = node
+    return found.values()
+
+
+def _compiled(function: ast.FunctionDef) -> CodeType:
+    """A function, compiled and not run."""
+    compiled = compile(ast.Module([function], []), function.name, "exec").co_consts
+    return next(one for one in compiled if isinstance(one, CodeType) and one.co_name == function.name)
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -82,8 +105,18 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(constant)
 
 
-def _call(program: Program) -> str:
-    return f"{program.name.rpartition('.')[2]}({', '.join(program.inputs)})"
+def _is_program(function: ast.FunctionDef) -> bool:
+    decorators = [one.func if isinstance(one, ast.Call) else one for one in function.decorator_list]
+    return any(isinstance(one, ast.Name) and one.id == "program" for one in decorators)
+
+
+def _call(program: ast.FunctionDef) -> str:
+    inputs = [*program.args.args, *program.args.kwonlyargs]
+    return f"{program.name}({', '.join(one.arg for one in inputs[1:])})"
+
+
+def _first_line(node: ast.FunctionDef) -> str:
+    return (ast.get_docstring(node) or "").split("\n", 1)[0]
 
 
 def shown_default(option: Option) -> str:
@@ -124,9 +157,9 @@ def page(name: str) -> str:
 
 def index(names: Sequence[str]) -> str:
     """The page that lists the methods, and what all of them can be told."""
-    rows = [(f"[{name}]({name}.md)", first_line(methods[name])) for name in names]
+    rows = [(f"[{name}]({name}.md)", methods.summary(name)) for name in names]
     parts = ["# Methods", _table(("method", "what it does"), rows)]
-    parts += ["## Options of every method", _options(options(Method))]
+    parts += ["## Options of every method", _options(_common())]
     return _finished("the files in src/coterie/methods", parts)
 
 

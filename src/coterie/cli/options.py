@@ -1,67 +1,45 @@
 """Options of the command line, derived from documented fields: of methods, splits, data sets and settings."""
 
-import inspect
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from types import NoneType
-from typing import Annotated, Any, Literal, Optional, get_args, get_origin
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Literal, get_args, get_origin
 
-from cyclopts import Group, Parameter, Token
-
-from coterie.core.errors import SettingsError, unknown
+from coterie.cli.arguments import NOTHING, Asked, take_apart
+from coterie.cli.parameters import GROUPS, TRUTH, Shown, own_options, readable
 from coterie.core.registry import Option, options
-from coterie.data.division import Division
-from coterie.data.sources import sources
-from coterie.data.splits import split_rules
-from coterie.engines.simulation import Computing
 from coterie.methods import methods
-from coterie.runs.settings import GENERAL, data_options
-from coterie.server.scoring import Scoring
 from coterie.training.local import LocalTraining
 
-__all__ = ["GROUPS", "Shown", "command", "hidden", "method_options", "methods_options", "whole", "world_options"]
-
-_TITLES = ("Experiment", "Method", "Local training", "Split", "Clients' data", "Scoring", "Computing", "Output")
-GROUPS = {title: Group(title, sort_key=place) for place, title in enumerate(_TITLES)}
-"""The panels of a help page, in their order."""
+__all__ = ["ask", "hidden", "method_options", "methods_options", "needed", "of_methods", "world_options"]
 
 
-@dataclass(frozen=True)
-class Shown:
-    """An option as the command line has it."""
-
-    option: Option
-    group: Group
-    name: str
-    """Its name, with a prefix such as `split.` where the plain one means something else."""
-    visible: bool = True
-    """Whether the help shows it."""
-
-
-def world_options(arguments: Sequence[str] = ()) -> list[Shown]:
+def world_options(asked: Asked = NOTHING) -> list[Shown]:
     """The options of everything but the method, each name once.
 
     There are many splits and data sets, each with options of its own. All can be given, but the help shows those of the
-    split and the data set that the arguments name. Each of them can also be written with a prefix, e.g. `split.alpha`.
+    split and the data set that are asked for. Each of them can also be written with a prefix, e.g. `split.alpha`.
     """
+    from coterie.data.sources import sources  # here, because many commands need no data
+    from coterie.data.splits import split_rules
+    from coterie.runs.options import DEFAULTS, GENERAL, SECTIONS, data_options
+
     shown = [Shown(option, GROUPS["Experiment"], option.name) for option in GENERAL]
-    for title, kind in (("Clients' data", Division), ("Scoring", Scoring), ("Computing", Computing)):
-        shown += [Shown(option, GROUPS[title], option.name) for option in options(kind)]
+    for title, section in (("Clients' data", "division"), ("Scoring", "scoring"), ("Computing", "computing")):
+        shown += [Shown(option, GROUPS[title], option.name) for option in SECTIONS[section]]
     by_name = {item.name: item for item in shown}
     splits = {name: split_rules.options(name) for name in split_rules}
     # A name that is not in the catalogue stands for all own data.
-    data = {name: data_options(name) for name in (*sources, _OWN)}
-    for part, choices, title in (("split", splits, "Split"), ("data", data, "Clients' data")):
-        named = _named(arguments, part)
-        named = named if named in choices else _OWN
-        # The named one comes first: its help and its default are the ones to show.
-        for choice in sorted(choices, key=lambda choice: choice != named):
+    datasets = {name: data_options(name) for name in (*sources, _OWN)}
+    for part, choices, title in (("split", splits, "Split"), ("data", datasets, "Clients' data")):
+        # The one that is asked for comes first: its help and its default are the ones to show.
+        named = asked.values.get(part, DEFAULTS[part])
+        first = named if named in choices else _OWN
+        for choice in sorted(choices, key=lambda choice: choice != first):
             for option in choices[choice]:
                 full = f"{part}.{option.name}"
                 free = by_name.get(option.name) is None or by_name[option.name].group is GROUPS[title]
                 # The plain name of a data set's option goes to the split, if that has one.
-                seen = Shown(option, GROUPS[title], option.name if free else full, visible=choice == named)
+                seen = Shown(option, GROUPS[title], option.name if free else full, visible=choice == first)
                 by_name.setdefault(seen.name, seen)
                 by_name.setdefault(full, replace(seen, name=full, visible=False))
     return list(by_name.values())
@@ -70,22 +48,9 @@ def world_options(arguments: Sequence[str] = ()) -> list[Shown]:
 _OWN = "own data"
 
 
-def _named(arguments: Sequence[str], option: str) -> str:
-    """The value of an option, as far as it can be seen before the arguments are parsed."""
-    default = next(item.default for item in GENERAL if item.name == option)
-    for place, argument in enumerate(arguments):
-        if argument == f"--{option}" and place + 1 < len(arguments):
-            return arguments[place + 1]
-        if argument.startswith(f"--{option}="):
-            return argument.partition("=")[2]
-    if option == "split" and len(arguments) > 1 and arguments[0] == "split" and not arguments[1].startswith("-"):
-        return arguments[1]  # `coterie split NAME`
-    return str(default)
-
-
 def method_options(method: str, world: Iterable[Shown]) -> list[Shown]:
     """A method's own options; one that something else has too is written `--method.name`, as all of them can be."""
-    local = {field.name for field in fields(LocalTraining)}
+    local = {option.name for option in options(LocalTraining)}
     taken = {item.name for item in world}
     shown = []
     for option in sorted(methods.options(method), key=lambda option: option.name not in ("rounds", "participation")):
@@ -95,35 +60,33 @@ def method_options(method: str, world: Iterable[Shown]) -> list[Shown]:
     return shown
 
 
-def methods_options(world: Sequence[Shown], arguments: Sequence[str] = ()) -> list[Shown]:
-    """The options of all methods, each name once. Where the arguments name methods, theirs are the ones to show.
+def methods_options(world: Sequence[Shown], named: Collection[str] = ()) -> list[Shown]:
+    """The options of all methods, each name once. Where methods are named, theirs are the ones to show.
 
     Methods may mean different things by a name. What any of them understands can be given then, and each checks it.
     """
-    named = [name for name in methods if name in arguments] or list(methods)
+    shown = _together(named or methods, world)
+    return shown + hidden(_together([name for name in methods if name not in named], world), but=shown)
+
+
+def _together(names: Iterable[str], world: Sequence[Shown]) -> list[Shown]:
     by_name: dict[str, Shown] = {}
-    for name in sorted(methods, key=lambda name: name not in named):
+    for name in names:
         for item in method_options(name, world):
-            if item.name not in by_name:
-                by_name[item.name] = item if name in named else replace(item, visible=False)
-            elif name in named:
-                known = by_name[item.name]
-                by_name[item.name] = replace(known, option=_either(known.option, item.option))
+            known = by_name.setdefault(item.name, item)
+            by_name[item.name] = replace(known, option=_either(known.option, item.option))
     return list(by_name.values())
 
 
 def _either(first: Option, second: Option) -> Option:
     """An option that reads the choices of both."""
-    kinds = [_readable(option.type) for option in (first, second)]
+    kinds = [readable(option.type) for option in (first, second)]
     if kinds[0] == kinds[1] or not all(kind is bool or get_origin(kind) is Literal for kind in kinds):
         return first
-    choices = dict.fromkeys(word for kind in kinds for word in (_TRUTH if kind is bool else get_args(kind)))
+    choices = dict.fromkeys(word for kind in kinds for word in (TRUTH if kind is bool else get_args(kind)))
     default = first.default if first.default == second.default else None
     text = first.help if first.help == second.help else "Differs by method: see `coterie run METHOD --help`."
     return Option(first.name, Literal[tuple(choices)], default, text)
-
-
-_TRUTH = {"true": True, "false": False}
 
 
 def hidden(shown: Iterable[Shown], but: Iterable[Shown] = ()) -> list[Shown]:
@@ -132,124 +95,35 @@ def hidden(shown: Iterable[Shown], but: Iterable[Shown] = ()) -> list[Shown]:
     return [replace(item, visible=False) for item in shown if item.name not in names]
 
 
-def command(
-    function: Callable[..., None], shown: Sequence[Shown], arguments: Sequence[inspect.Parameter] = ()
-) -> Callable[..., None]:
-    """A command from a function `(given, *arguments, **own)`: `given` holds what was said of the options shown.
+def of_methods(arguments: Iterable[str] | None, function: Callable[..., Any], place: slice) -> list[Shown]:
+    """The options that a command needs, of whose words those at a place are methods; none if another is chosen."""
+    if arguments is None:
+        return []
+    asked = ask(arguments, function)
+    world = world_options(asked)
+    shown = world + methods_options(world, [word for word in asked.words[place] if word in methods])
+    return needed(shown, asked, function)
 
-    The function's own keyword parameters are options too. The arguments are those without a name.
+
+def ask(arguments: Iterable[str], function: Callable[..., Any]) -> Asked:
+    """What is asked for behind a command with the options of a run and the keyword parameters of a function."""
+    world = world_options()
+    kinds = {item.name: readable(item.option.type) for item in world + methods_options(world)}
+    kinds |= {name: get_args(own.annotation)[0] for name, own in own_options(function).items()}
+    kinds |= dict.fromkeys(_HELP, bool)
+    # What is a switch for some methods has words for others.
+    words = {name: get_args(kind) for name, kind in kinds.items()}
+    return take_apart(arguments, {name: words[name] for name in kinds if kinds[name] is bool or "true" in words[name]})
+
+
+_HELP = ("help", "h")
+
+
+def needed(shown: Iterable[Shown], asked: Asked, function: Callable[..., Any]) -> list[Shown]:
+    """The options that a command line needs: those that the help shows, and those that are given.
+
+    An option of another method is read too if it is given, for an error that says whose it is; and all options are
+    needed if one is given that nobody has, for an error that names the nearest.
     """
-    own = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-
-    def called(*positional: Any, **keywords: Any) -> None:
-        mine = {p.name: keywords.pop(p.name) for p in own if p.name in keywords}
-        function(_values(keywords, shown), *positional, **mine)
-
-    parameters = [*arguments, *own, *(_parameter(item) for item in shown)]
-    called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    called.__annotations__ = {p.name: p.annotation for p in parameters}
-    called.__doc__ = function.__doc__
-    return called
-
-
-def _parameter(item: Shown) -> inspect.Parameter:
-    """An option as a parameter. Its default is always nothing: only what is given is passed on."""
-    kind = _readable(item.option.type)
-    said = Parameter(
-        name=_flag(item.name),
-        help=_help(item.option, kind),
-        group=item.group,
-        converter=_converter(kind),
-        show=item.visible,
-        show_default=False,
-        show_choices=False,
-    )
-    annotation: Any = Annotated[Optional[kind], said]  # noqa: UP045  # the type is known at run time only
-    return inspect.Parameter(
-        _identifier(item.name), inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
-    )
-
-
-def _help(option: Option, kind: Any) -> str:
-    """What the help says: the field's docstring, its default, and what else there is to choose from."""
-    default = option.default
-    if isinstance(default, tuple):
-        default = ",".join(map(str, default))
-    elif isinstance(default, bool):
-        default = str(default).lower()
-    words = [] if default in (None, "") else [str(default)]
-    if get_origin(kind) is Literal:
-        others = ", ".join(str(choice) for choice in get_args(kind) if choice != option.default)
-        words.append(f"or {others}" if words else others)
-    # Fields are called as in Python, e.g. `rate_decay`; here they are options.
-    text = re.sub(r"`([a-z]+(?:_[a-z]+)+)`", lambda found: f"`{_flag(found[1])}`", option.help)
-    return f"{text} [{'; '.join(words)}]" if words else text
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _converter(kind: Any) -> Callable[[Any, Sequence[Token]], Any] | None:
-    """How a value is read. Left alone, the parser would take 2.5 for 2, and the word `none` for not given."""
-    if get_origin(kind) is Literal:
-        return _choice(get_args(kind))
-    return {int: whole, float: _number}.get(kind)
-
-
-def whole(kind: type, tokens: Sequence[Token]) -> int:
-    """A whole number."""
-    try:
-        return int(tokens[0].value)
-    except ValueError:
-        raise ValueError(f"{tokens[0].value!r} is not a whole number") from None
-
-
-def _number(kind: type, tokens: Sequence[Token]) -> float:
-    try:
-        return float(tokens[0].value)
-    except ValueError:
-        raise ValueError(f"{tokens[0].value!r} is not a number") from None
-
-
-def _choice(choices: Sequence[Any]) -> Callable[[Any, Sequence[Token]], Any]:
-    by_word = {str(choice): choice for choice in choices}
-
-    def convert(kind: type, tokens: Sequence[Token]) -> Any:
-        word = tokens[0].value
-        if word not in by_word:
-            raise unknown("choice", word, by_word)
-        return by_word[word]
-
-    return convert
-
-
-def _identifier(name: str) -> str:
-    return name.replace(".", "__")
-
-
-def _readable(hint: Any) -> Any:
-    """The type that the command line reads: a list is written with commas, a path or an array is a file's name."""
-    several = get_origin(hint) not in (None, Literal, tuple)
-    kind = next(kind for kind in get_args(hint) if kind is not NoneType) if several else hint
-    return kind if get_origin(kind) is Literal or kind in (int, float, bool) else str
-
-
-def _values(given: Mapping[str, Any], shown: Iterable[Shown]) -> dict[str, Any]:
-    """What was given, by the names that settings know, with lists taken apart."""
-    values = {}
-    for item in shown:
-        value = given.get(_identifier(item.name))
-        if value is not None:
-            # The words for a switch among words, where methods differ, are read as such.
-            value = _TRUTH.get(value, value) if get_origin(item.option.type) is Literal else value
-            values[item.name] = _listed(item, value) if get_origin(item.option.type) is tuple else value
-    return values
-
-
-def _listed(item: Shown, text: str) -> tuple[Any, ...]:
-    convert: Callable[[str], Any] = float if get_args(item.option.type)[0] is float else str
-    try:
-        return tuple(convert(part.strip()) for part in text.split(","))
-    except ValueError:
-        raise SettingsError(f"{item.name}={text!r}: numbers with commas between them") from None
+    known = {*_HELP, *own_options(function), *(item.name for item in shown)}
+    return [item for item in shown if item.visible or item.name in asked.values or not asked.values.keys() <= known]

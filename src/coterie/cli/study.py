@@ -1,59 +1,35 @@
 """`coterie reproduce` and `coterie study`: experiments of papers and own ones, from a file to tables and figures."""
 
-import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, Parameter
+from cyclopts import App, Group, Parameter
 from rich.console import Console
 
-from coterie.cli.console import console, errors, following, print_table, tell
-from coterie.cli.listings import plain_table
-from coterie.cli.options import GROUPS, Shown, command, methods_options, whole
+from coterie.cli.arguments import behind
+from coterie.cli.console import console, errors, following, plain_table, print_table, tell
+from coterie.cli.options import ask, methods_options, needed, world_options
+from coterie.cli.parameters import Shown, command, flag, several, whole
 from coterie.core.errors import SettingsError
 from coterie.core.fields import WITHOUT_EFFECT
 from coterie.core.files import write_whole
-from coterie.runs.folder import StoredRun
-from coterie.runs.settings import Settings
-from coterie.server.fitting import Observer
-from coterie.studies.campaign import Campaign, Outcome
-from coterie.studies.study import Study, Task
 
 if TYPE_CHECKING:
     from coterie.report.studies import Report
+    from coterie.server.fitting import Observer
+    from coterie.studies.campaign import Campaign, Outcome
+    from coterie.studies.study import Study, Task
 
-_WIDE = 200
-"""Characters in a line where there is no terminal."""
-
-__all__ = ["add_study_commands"]
+__all__ = ["add_reproduce", "add_study"]
 
 RESULTS = Path("results")
 """Where results go if nobody says where."""
 
-
-def _flag(name: str, text: str, group: str = "Experiment", **more: Any) -> Any:
-    return Parameter(name=name, negative="", help=text, group=GROUPS[group], show_default=False, **more)
-
-
-def add_study_commands(app: App, world: list[Shown], group: Any, sort_key: int) -> None:
-    """Add `coterie reproduce` and `coterie study`."""
-    every = world + methods_options(world)
-    # Any option can be given to try something else; shown are those that change no result.
-    shown = [replace(item, visible=item.option.effect is WITHOUT_EFFECT) for item in every]
-    names = _several(
-        "names", "Recipes (`autocfl/table1`), papers (`autocfl`) or patterns; without any they are listed."
-    )
-    reproduce = command(_reproduce, shown, [names])
-    usage = "Usage: coterie reproduce [RECIPE...] [OPTIONS]"
-    app.command(reproduce, name="reproduce", usage=usage, group=group, sort_key=sort_key)
-    study = App(name="study", help=_ABOUT_STUDY, help_format="markdown", group=group, sort_key=sort_key + 1)
-    study.command(command(_run_study, shown, [_several("files", "Study files.")]), name="run")
-    study.command(new)
-    app.command(study)
-
+_WIDE = 200
+"""Characters in a line where there is no terminal."""
 
 _ABOUT_STUDY = """Your own experiments, run as those of papers are: axes, tables and figures in a TOML file.
 
@@ -61,27 +37,50 @@ _ABOUT_STUDY = """Your own experiments, run as those of papers are: axes, tables
 """
 
 
-def _several(name: str, text: str) -> inspect.Parameter:
-    annotation = Annotated[str, Parameter(name=name.upper(), help=text, group=GROUPS["Experiment"], show_default=False)]
-    return inspect.Parameter(name, inspect.Parameter.VAR_POSITIONAL, annotation=annotation)
+def add_reproduce(app: App, arguments: Sequence[str] | None, group: Group, sort_key: int) -> None:
+    """Add `coterie reproduce`, with the options that the arguments behind it need."""
+    text = "Recipes (`autocfl/table1`), papers (`autocfl`) or patterns; without any they are listed."
+    made = command(_reproduce, _options(arguments, _reproduce), [several("names", "NAMES", text)])
+    usage = "Usage: coterie reproduce [RECIPE...] [OPTIONS]"
+    app.command(made, name="reproduce", usage=usage, group=group, sort_key=sort_key)
+
+
+def add_study(app: App, arguments: Sequence[str] | None, group: Group, sort_key: int) -> None:
+    """Add all commands of `coterie study`."""
+    study = App(name="study", help=_ABOUT_STUDY, help_format="markdown", group=group, sort_key=sort_key)
+    shown = _options(behind("run", arguments or ()), _run_study)
+    study.command(command(_run_study, shown, [several("files", "FILES", "Study files.")]), name="run")
+    study.command(new)
+    app.command(study)
+
+
+def _options(arguments: Sequence[str] | None, function: Callable[..., Any]) -> list[Shown]:
+    """The options of runs that the arguments behind a command need, and those that the help shows."""
+    if arguments is None:
+        return []
+    world = world_options()
+    every = world + methods_options(world)
+    # Any option can be given to try something else; shown are those that change no result.
+    shown = [replace(item, visible=item.option.effect is WITHOUT_EFFECT) for item in every]
+    return needed(shown, ask(arguments, function), function)
 
 
 Seeds = Annotated[
-    int | None, _flag("--seeds", "How often every cell is run; by default as the study says.", converter=whole)
+    int | None, flag("How often every cell is run; by default as the study says.", "--seeds", converter=whole)
 ]
 Only = Annotated[
     str | None,
-    _flag(
-        "--only",
+    flag(
         "Only some cells: `method=flis-dc,setting=*`, patterns by axis. Several of one axis are alternatives: "
         "`method=local,method=fedavg`. A comma is part of a label unless an axis and `=` follow.",
+        "--only",
     ),
 ]
 TimeLimit = Annotated[
-    float | None, _flag("--time-limit", "Minutes after which it stops; the same command goes on where it stopped.")
+    float | None, flag("Minutes after which it stops; the same command goes on where it stopped.", "--time-limit")
 ]
-Out = Annotated[Path, _flag("--out", "Folder of all results, shared by all studies. [results]", "Output")]
-Show = Annotated[bool, _flag("--show", "Run nothing: tables and figures of what there is.", "Output")]
+Out = Annotated[Path, flag("Folder of all results, shared by all studies. [results]", "--out", "Output")]
+Show = Annotated[bool, flag("Run nothing: tables and figures of what there is.", "--show", "Output")]
 
 
 def _reproduce(
@@ -100,11 +99,13 @@ def _reproduce(
     several machines are merged by copying them into each other. Options of runs, such as `--rounds`, count more than
     those of the recipes; tables say so then.
     """
-    from coterie.papers import recipes
-
     if not names:
         _list()
         return
+    _check(seeds, time_limit)
+
+    from coterie.papers import recipes
+
     _carry_out(recipes.find(names), given, seeds, only, time_limit, out, show)
 
 
@@ -118,12 +119,20 @@ def _run_study(
     show: Show = False,
 ) -> None:
     """Run studies from files: `coterie study run mine.toml`. It goes on where it stopped, as `coterie reproduce`."""
+    if not files:
+        raise SettingsError("no study: name study files; `coterie study new FILE` writes one to start from")
+    _check(seeds, time_limit)
+
     from coterie.papers import recipes
 
-    studies = [recipes.study(Path(file)) for file in files]
-    if not studies:
-        raise SettingsError("no study: name study files; `coterie study new FILE` writes one to start from")
-    _carry_out(studies, given, seeds, only, time_limit, out, show)
+    _carry_out([recipes.study(Path(file)) for file in files], given, seeds, only, time_limit, out, show)
+
+
+def _check(seeds: int | None, time_limit: float | None) -> None:
+    if seeds is not None and seeds < 1:
+        raise SettingsError(f"seeds={seeds}: at least 1")
+    if time_limit is not None and time_limit <= 0:
+        raise SettingsError(f"time_limit={time_limit}: minutes, above 0")
 
 
 def new(file: Annotated[Path, Parameter(help="The file to write.")]) -> None:
@@ -153,7 +162,7 @@ def _list() -> None:
 
 
 def _carry_out(
-    studies: Sequence[Study],
+    studies: "Sequence[Study]",
     given: dict[str, Any],
     seeds: int | None,
     only: str | None,
@@ -163,11 +172,8 @@ def _carry_out(
 ) -> None:
     """Run what is missing, and show what there is."""
     from coterie.report.studies import check_figures, check_folder, write_study
+    from coterie.studies.campaign import Campaign, Outcome
 
-    if seeds is not None and seeds < 1:
-        raise SettingsError(f"seeds={seeds}: at least 1")
-    if time_limit is not None and time_limit <= 0:
-        raise SettingsError(f"time_limit={time_limit}: minutes, above 0")
     studies = _with_cells(_distinct(studies), only)
     for study in studies:
         check_figures(study)
@@ -197,7 +203,7 @@ def _carry_out(
         sys.exit(130 if stopped else 1)
 
 
-def _distinct(studies: Sequence[Study]) -> list[Study]:
+def _distinct(studies: "Sequence[Study]") -> "list[Study]":
     """Each study once; an error if one would overwrite what another has written."""
     from coterie.report.studies import stem
 
@@ -212,7 +218,7 @@ def _distinct(studies: Sequence[Study]) -> list[Study]:
     return list(found.values())
 
 
-def _with_cells(studies: Sequence[Study], only: str | None) -> list[Study]:
+def _with_cells(studies: "Sequence[Study]", only: str | None) -> "list[Study]":
     """The studies that have some of the cells that are asked for; the others are named. An error if there is none."""
     without: dict[str, SettingsError] = {}
     for study in studies:
@@ -237,12 +243,15 @@ def _show(report: "Report") -> None:
         wide.print(summary_terminal(report.summary))
 
 
-def _run(campaign: Campaign, pending: Sequence[Task], time_limit: float | None) -> Outcome:
+def _run(campaign: "Campaign", pending: "Sequence[Task]", time_limit: float | None) -> "Outcome":
+    from coterie.runs.folder import StoredRun
+    from coterie.runs.settings import Settings
+
     rounds = [task.settings.method.rounds for task in pending if isinstance(task.settings, Settings)]
     with following() as follower:
         tally = follower.tally(len(rounds), sum(rounds))
 
-        def watch(task: Task) -> Sequence[Observer]:
+        def watch(task: "Task") -> "Sequence[Observer]":
             folder = campaign.folder(task)
             begun = StoredRun.read(folder).rounds if (folder / "settings.toml").is_file() else []
             return tally.watch(begun[-1]["round"] if begun else 0)

@@ -28,6 +28,7 @@ __all__ = [
     "Share",
     "above",
     "at_least",
+    "check_range",
     "effect_of",
     "extras_of",
     "range_of",
@@ -124,7 +125,11 @@ class Checked:
     def __post_init__(self) -> None:
         cls: Any = type(self)
         for name, allowed in _ranges(cls).items():
-            value = getattr(self, name)
-            numbers = value if isinstance(value, tuple) else () if value is None else (value,)
-            if not all(number in allowed for number in numbers):
-                raise SettingsError(f"{name}={value}: {allowed.words}")
+            check_range(name, getattr(self, name), allowed)
+
+
+def check_range(name: str, value: Any, allowed: Range | None) -> None:
+    """Refuse a number, or some of several, that a field does not take."""
+    numbers = value if isinstance(value, tuple) else () if value is None else (value,)
+    if allowed is not None and not all(number in allowed for number in numbers):
+        raise SettingsError(f"{name}={value}: {allowed.words}")

@@ -1,14 +1,14 @@
-"""Links from a thing to what a later room does with it, such as drawing a result.
+"""Links to what is imported only when it is asked for.
 
 A room imports only from rooms above it. Where a class of an early room has a method whose work is done in a later one,
-the package itself, which knows all rooms, says here what does that work.
+such as drawing a result, the package itself, which knows all rooms, says here what does that work. And a package that
+offers names of modules which take long to import says where they are: a module is imported with the first such name.
 """
 
-from collections.abc import Callable
-from importlib import import_module
+from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["linked", "links"]
+__all__ = ["linked", "links", "when_asked"]
 
 links: dict[str, str] = {}
 """`package.module:function` by the name of the method that is served by it; filled by `coterie` itself."""
@@ -17,5 +17,21 @@ links: dict[str, str] = {}
 def linked(name: str) -> Callable[..., Any]:
     """The function that a name is linked to, imported when it is asked for."""
     module, _, function = links[name].partition(":")
-    found: Callable[..., Any] = getattr(import_module(module), function)
+    found: Callable[..., Any] = _from(module, function)
     return found
+
+
+def when_asked(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+    """A package's `__getattr__`: it imports a name from its home, which is a module."""
+
+    def find(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return _from(homes[name], name)
+
+    return find
+
+
+def _from(module: str, name: str) -> Any:
+    """What `from module import name` gives."""
+    return getattr(__import__(module, fromlist=[name]), name)

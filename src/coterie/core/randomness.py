@@ -7,10 +7,13 @@ depend on the engine, on the number of workers, on the chunk size or on what ran
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 __all__ = ["draw_key", "generator", "generators", "torch_generator", "uniform"]
 
@@ -42,18 +45,22 @@ def generators(keys: Iterable[int]) -> Iterator[np.random.Generator]:
         yield made
 
 
-def torch_generator(*parts: Part) -> torch.Generator:
+def torch_generator(*parts: Part) -> "torch.Generator":
     """A generator on the host for code that draws with torch, such as the initialisation of a net."""
+    import torch  # here, because splits and data sets, which draw with NumPy, are known without it
+
     # The global generator is not touched: this seeds an object of our own.
     return torch.Generator().manual_seed(draw_key(*parts))
 
 
-def uniform(key: Tensor, *shape: int) -> Tensor:
+def uniform(key: "Tensor", *shape: int) -> "Tensor":
     """Numbers in [0, 1) that depend only on the key and on their position, on every device and under `vmap`.
 
     `key` is a scalar int64 tensor. A counter is hashed, so that a value depends on its place alone: the first rows of a
     longer draw are the rows of a shorter one. That makes noise independent of padding.
     """
+    import torch
+
     count = 1
     for size in shape:
         count *= size
@@ -65,7 +72,7 @@ def uniform(key: Tensor, *shape: int) -> Tensor:
     return (_shift(state, 40).to(torch.float32) * 2.0**-24).reshape(shape)
 
 
-def _shift(value: Tensor, bits: int) -> Tensor:
+def _shift(value: "Tensor", bits: int) -> "Tensor":
     """Logical right shift: torch's own keeps the sign."""
     return (value >> bits) & ((1 << (64 - bits)) - 1)
 

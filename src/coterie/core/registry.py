@@ -1,50 +1,40 @@
 """Things that are chosen by name: methods, splits, data sets. Each is a class whose fields are its options."""
 
-import ast
 import dataclasses
 import inspect
 import re
-import textwrap
-from collections.abc import Callable, Iterator
-from functools import cache
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from math import isfinite
 from numbers import Integral, Real
 from types import UnionType
-from typing import Any, Generic, TypeVar, Union, cast, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import Any, Generic, TypeVar, Union, cast, dataclass_transform, get_args, get_origin
 
+from coterie.core.declarations import Declared, Option, declared, options
 from coterie.core.errors import SettingsError, unknown
-from coterie.core.fields import Effect, effect_of
 
 __all__ = ["Option", "Registry", "checked", "first_line", "options"]
 
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True)
-class Option:
-    """One field of a registered class: what the command line, the settings file and the documentation derive from."""
-
-    name: str
-    type: Any
-    default: Any
-    help: str
-    effect: Effect = Effect.RESULTS
-    """What another value changes."""
-
-    @property
-    def decides(self) -> bool:
-        """Whether runs with another value are others, in their results or in what is written down of them."""
-        return self.effect >= Effect.RECORD
-
-
 class Registry(Generic[T]):
-    """Classes by name. Registering makes a class a frozen dataclass, so that its options are declared once."""
+    """Classes by name. Registering makes a class a frozen dataclass, so that its options are declared once.
+
+    A registry may be told of a package whose files register classes. What these files declare is then read from them,
+    and a file is imported when its class is asked for. A class of that name from elsewhere goes before.
+    """
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
         self._classes: dict[str, type[T]] = {}
         self._variants: dict[str, type[T]] = {}
+        self._package = ""
+        self._decorators = ("", "")
+
+    def found_in(self, package: str, register: str, variant: str) -> None:
+        """Say which package has files of classes, and what the decorators are called that register them there."""
+        self._package, self._decorators = package, (register, variant)
 
     @dataclass_transform(frozen_default=True)
     def register(self, name: str | None = None) -> Callable[[type[T]], type[T]]:
@@ -57,7 +47,7 @@ class Registry(Generic[T]):
             cls = dataclasses.dataclass(frozen=True)(cls)
             key = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
             cls.name = key  # type: ignore[attr-defined]
-            self._classes[key] = cls
+            self._keep(self._classes, key, cls)
             return cls
 
         return decorate
@@ -70,26 +60,59 @@ class Registry(Generic[T]):
         """
 
         def decorate(cls: type[T]) -> type[T]:
-            self._variants[name] = cls = dataclasses.dataclass(frozen=True)(cls)
+            cls = dataclasses.dataclass(frozen=True)(cls)
+            self._keep(self._variants, name, cls)
             return cls
 
         return decorate
 
+    def _keep(self, classes: dict[str, type[T]], name: str, cls: type[T]) -> None:
+        """Remember a class, but for those of the package: they are found in its files, whether imported or not."""
+        if not self._package or not cls.__module__.startswith(f"{self._package}."):
+            classes[name] = cls
+
+    @cached_property
+    def _declared(self) -> Mapping[str, Declared]:
+        return declared(self._package, self._decorators[0]) if self._package else {}
+
+    @cached_property
+    def _declared_variants(self) -> Mapping[str, Declared]:
+        return declared(self._package, self._decorators[1]) if self._package else {}
+
     def __getitem__(self, name: str) -> type[T]:
-        try:
-            return self._classes[name]
-        except KeyError:
-            raise unknown(self.kind, name, self._classes) from None
+        return self._classes[name] if name in self._classes else self.declared(name).imported()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._classes
+        return name in self._classes or name in self._declared
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted(self._classes))
+        return iter(sorted({*self._classes, *self._declared}))
+
+    def load(self) -> None:
+        """Import all classes and variants of the package, and with them what else their files register."""
+        for one in (*self._declared.values(), *self._declared_variants.values()):
+            one.imported()
+
+    def declared(self, name: str) -> Declared:
+        """What the package's files say of a class, which is not imported."""
+        if name not in self._declared:
+            raise unknown(self.kind, name, self)
+        return self._declared[name]
+
+    def doc(self, name: str) -> str:
+        """All that is written about a class."""
+        return _doc(self._classes[name]) if name in self._classes else self.declared(name).doc
+
+    def summary(self, name: str) -> str:
+        """The first sentence of that, for lists."""
+        return self.doc(name).split("\n", 1)[0]
+
+    def class_name(self, name: str) -> str:
+        """What a class is called in Python."""
+        return self._classes[name].__name__ if name in self._classes else self.declared(name).node.name
 
     def make(self, name: str, **values: Any) -> T:
         """An instance with the given options; an unknown option or a value of the wrong kind is an error that helps."""
-        cls = self[name]
         known = {option.name: option for option in self.options(name)}
         for key, value in values.items():
             if key not in known:
@@ -97,60 +120,39 @@ class Registry(Generic[T]):
             values[key] = checked(f"{key}", value, known[key].type)
         apart = {option.name: option.default for option in self._apart(name)}
         if any(values[key] != usual for key, usual in apart.items() if key in values):
-            return self._variants[name](**values)
-        return cls(**{key: value for key, value in values.items() if key not in apart})
+            return self._variant(name)(**values)
+        return self[name](**{key: value for key, value in values.items() if key not in apart})
 
     def options(self, name: str) -> tuple[Option, ...]:
         """What a class can be told, also what only its variant can."""
-        return options(cast(type, self[name])) + self._apart(name)
+        return self._plain(name) + self._apart(name)
+
+    def _plain(self, name: str) -> tuple[Option, ...]:
+        """The fields of a class itself."""
+        return options(cast(type, self._classes[name])) if name in self._classes else self.declared(name).options
 
     def _apart(self, name: str) -> tuple[Option, ...]:
         """The fields that only the variant of a class has."""
-        if name not in self._variants:
+        if name in self._variants:
+            fields = options(cast(type, self._variants[name]))
+        elif name in self._declared_variants:
+            fields = self._declared_variants[name].options
+        else:
             return ()
-        common = {option.name for option in options(cast(type, self[name]))}
-        return tuple(option for option in options(cast(type, self._variants[name])) if option.name not in common)
+        common = {option.name for option in self._plain(name)}
+        return tuple(option for option in fields if option.name not in common)
+
+    def _variant(self, name: str) -> type[T]:
+        return self._variants[name] if name in self._variants else self._declared_variants[name].imported()
 
 
 def first_line(thing: Any) -> str:
     """The first sentence of a docstring, for lists."""
-    return (inspect.getdoc(thing) or "").split("\n", 1)[0]
+    return _doc(thing).split("\n", 1)[0]
 
 
-@cache
-def options(cls: type) -> tuple[Option, ...]:
-    """The fields of a dataclass with their types, defaults and the docstrings below them, inherited ones first."""
-    hints, extras = get_type_hints(cls), get_type_hints(cls, include_extras=True)
-    helps: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        helps |= _field_docs(base)
-    found = []
-    for field in dataclasses.fields(cls):
-        default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-        told = helps.get(field.name, "")
-        found.append(Option(field.name, hints[field.name], default, told, effect_of(extras[field.name])))
-    return tuple(found)
-
-
-@cache
-def _field_docs(cls: type) -> dict[str, str]:
-    """Docstrings below fields: they are not kept at run time, so they are read from the source where there is one."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError, SyntaxError):
-        return {}
-    body = tree.body[0].body if isinstance(tree.body[0], ast.ClassDef) else []
-    docs = {}
-    for field, doc in pairwise(body):
-        if (
-            isinstance(field, ast.AnnAssign)
-            and isinstance(field.target, ast.Name)
-            and isinstance(doc, ast.Expr)
-            and isinstance(doc.value, ast.Constant)
-            and isinstance(doc.value.value, str)
-        ):
-            docs[field.target.id] = inspect.cleandoc(doc.value.value).replace("\n", " ")
-    return docs
+def _doc(thing: Any) -> str:
+    return inspect.getdoc(thing) or ""
 
 
 def checked(name: str, value: Any, hint: Any) -> Any:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from torch import Tensor
 
 from coterie.core.errors import DataError, SettingsError
 from coterie.data.dataset import Dataset
@@ -94,6 +93,8 @@ def _pair(name: str, item: Any) -> tuple[np.ndarray, Any]:
 
 
 def _array(value: Any) -> np.ndarray:
+    from torch import Tensor
+
     if isinstance(value, Tensor):
         return value.detach().cpu().numpy()
     if hasattr(value, "getbands"):  # a PIL image

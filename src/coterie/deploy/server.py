@@ -23,7 +23,8 @@ from coterie.methods import methods
 from coterie.nets import make_net
 from coterie.nets.net import Net
 from coterie.runs.folder import RunFolder
-from coterie.runs.settings import FORMAT, as_toml, check_format, made_of, read_table, section_of
+from coterie.runs.options import section_of
+from coterie.runs.settings import FORMAT, as_toml, check_format, made_of, read_table
 from coterie.server.federation import Federation
 from coterie.server.fitting import Checkpoint, Observer, Record, Result, fit
 from coterie.server.method import Method

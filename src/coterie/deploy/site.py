@@ -20,7 +20,8 @@ from coterie.engines.chunk import ClientHost
 from coterie.engines.flower.site import RemoteSite, Rules
 from coterie.engines.simulation import Computing
 from coterie.nets import make_net
-from coterie.runs.settings import check_format, made_of, read_table, section_of
+from coterie.runs.options import section_of
+from coterie.runs.settings import check_format, made_of, read_table
 from coterie.training.forms import form_named
 
 __all__ = ["ALLOWED", "PARTS", "SiteSettings", "load_own", "scaled"]

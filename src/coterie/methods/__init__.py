@@ -1,11 +1,14 @@
-"""The methods, one file each. A file put here is found by itself."""
+"""The methods, one file each. A file put here is found by itself, and imported when its method is asked for."""
 
-import importlib
-import pkgutil
+from typing import TYPE_CHECKING
 
-from coterie.server.method import methods
+from coterie.server.registered import methods as registered
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+if TYPE_CHECKING:
+    from coterie.core.registry import Registry
+    from coterie.server.method import Method
 
 __all__ = ["methods"]
+
+methods: "Registry[Method]" = registered
+methods.found_in(__name__, "method", "method_variant")

@@ -1,45 +1,43 @@
-"""The networks of the papers, and how users bring their own."""
+"""The networks of the papers, and how users bring their own. Importing this takes no torch; asking for a net does."""
 
-import importlib
-from collections.abc import Callable
+from collections import UserDict
+from functools import cached_property
+from typing import TYPE_CHECKING
 
-import torch
+from coterie.core.links import when_asked
 
-from coterie.core.errors import SettingsError, unknown
-from coterie.nets import zoo
-from coterie.nets.layers import BatchNorm, Dropout
-from coterie.nets.net import Factory, Net
+if TYPE_CHECKING:
+    from coterie.nets.layers import BatchNorm, Dropout
+    from coterie.nets.making import factory_named, make_net
+    from coterie.nets.net import Factory, Net
 
 __all__ = ["BatchNorm", "Dropout", "Factory", "Net", "factory_named", "make_net", "nets"]
 
-nets: dict[str, Factory] = zoo.nets
+
+class Nets(UserDict[str, "Factory"]):
+    """The nets of `coterie.nets.zoo`, which is imported when one is asked for."""
+
+    def __init__(self) -> None:
+        pass
+
+    @cached_property
+    def data(self) -> "dict[str, Factory]":  # type: ignore[override]
+        """The nets themselves."""
+        from coterie.nets import zoo
+
+        return zoo.nets
+
+
+nets = Nets()
 """All nets by name: functions of the input's shape and the number of classes."""
 
+_HOMES = {
+    "BatchNorm": "coterie.nets.layers",
+    "Dropout": "coterie.nets.layers",
+    "Factory": "coterie.nets.net",
+    "Net": "coterie.nets.net",
+    "factory_named": "coterie.nets.making",
+    "make_net": "coterie.nets.making",
+}
 
-def factory_named(name: str) -> Factory:
-    """A net of ours by name, or a user's factory by import path (`package.module:function`)."""
-    if name in nets:
-        return nets[name]
-    module, colon, attribute = name.partition(":")
-    if not colon:
-        raise unknown("net", name, [*nets, "package.module:function"])
-    try:
-        factory: Callable[..., object] = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # whatever the user's module does when it is imported
-        raise SettingsError(f"net {name!r}: cannot be imported ({error})") from error
-    if not callable(factory):
-        raise SettingsError(f"net {name!r}: not a function of (shape, classes) that gives an nn.Module")
-    return factory  # type: ignore[return-value]
-
-
-def make_net(
-    net: str | Factory,
-    shape: tuple[int, ...],
-    classes: int,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-) -> Net:
-    """A net for inputs of a shape and a number of classes, by name or from a function of these two."""
-    factory = factory_named(net) if isinstance(net, str) else net
-    name = net if isinstance(net, str) else f"{factory.__module__}:{getattr(factory, '__qualname__', factory)}"
-    return Net(factory, shape, classes, name, device, dtype)
+__getattr__ = when_asked(__name__, _HOMES)

@@ -12,7 +12,8 @@ from coterie.core.fields import Effect
 from coterie.core.registry import Option, Registry, options
 from coterie.data.split import split_rules
 from coterie.methods import methods
-from coterie.runs.settings import GENERAL, SECTIONS, as_toml
+from coterie.runs.options import GENERAL, SECTIONS
+from coterie.runs.settings import as_toml
 
 __all__ = ["REGISTRIES", "changes_results", "deciding", "decisive", "differences", "names_apart", "world_of"]
 
@@ -32,7 +33,7 @@ _UNSET = (None, None)
 
 def changes_results(name: str) -> bool:
     """Whether an option, by its name on the command line, changes results or what is written down of a run."""
-    known = [*GENERAL, *(option for kind in SECTIONS.values() for option in options(kind))]
+    known = [*GENERAL, *(option for known in SECTIONS.values() for option in known)]
     return all(option.decides for option in known if option.name == name)
 
 
@@ -122,7 +123,7 @@ def _entries(table: Mapping[str, Any], least: Effect = Effect.RESULTS) -> dict[s
 def _declared(part: str, name: str) -> tuple[Option, ...]:
     """The options of a section with this name in it, as far as they are known."""
     if part in SECTIONS:
-        return options(SECTIONS[part])
+        return SECTIONS[part]
     if part in _GENERAL:
         return (_NAME, *(option for one in _GENERAL[part] for option in GENERAL if option.name == one))
     if part in ("task", "sites"):  # of a deployment

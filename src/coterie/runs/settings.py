@@ -2,7 +2,7 @@
 
 import dataclasses
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,8 +12,7 @@ import numpy as np
 
 from coterie._version import __version__
 from coterie.core.errors import SettingsError, unknown
-from coterie.core.fields import WITHOUT_EFFECT
-from coterie.core.registry import Option, Registry, checked, options
+from coterie.core.registry import Option, checked, options
 from coterie.data.dataset import Dataset
 from coterie.data.division import Division
 from coterie.data.loading import load
@@ -23,76 +22,26 @@ from coterie.data.split import Split, SplitRule, split_rules
 from coterie.engines.simulation import Computing, Simulation
 from coterie.methods import methods
 from coterie.nets.net import Factory
+from coterie.runs.options import DEFAULTS, TOP, owners, routed, section_of, table_of
 from coterie.server.federation import Federation
 from coterie.server.method import Method
 from coterie.server.scoring import Scoring
 
 __all__ = [
     "FORMAT",
-    "GENERAL",
-    "SECTIONS",
     "Settings",
     "World",
     "as_toml",
     "check_format",
-    "data_options",
     "made_of",
     "read_table",
-    "section_of",
     "simulate",
 ]
 
 FORMAT = 1
 """The version of settings files and run folders."""
 
-GENERAL = (
-    Option(
-        "data", str, "digits", "Name of a data set (see `coterie data`), an .npz file or a folder of images per class."
-    ),
-    Option(
-        "data_dir",
-        str,
-        None,
-        "Folder of published data files; else COTERIE_DATA, else the user's cache.",
-        WITHOUT_EFFECT,
-    ),
-    Option("limit", int, None, "Use only so many training samples."),
-    Option("hold_out", float, None, "Share of own data that becomes the test part."),
-    Option("split", str, "dirichlet", "How samples are divided among clients (see `coterie splits`)."),
-    Option(
-        "net",
-        str,
-        None,
-        "Network (see `coterie nets`) or `package.module:function`; by default one that fits the data.",
-    ),
-    Option("seed", int, 0, "Seed of everything that is random."),
-    Option("split_seed", int, None, "Seed of the data's division, if that is to be another."),
-    Option("arrivals", str, None, "Clients that arrive late, and in which round: `3:10,7:20`."),
-)
-"""Options that no class declares."""
-
-SECTIONS: dict[str, type] = {"division": Division, "computing": Computing, "scoring": Scoring}
-"""Sections of the settings that are of one class, whatever is run."""
-
-_DEFAULTS = {"data": "digits", "split": "dirichlet", "method": None}
-"""What is used if nobody says; there is no method by default."""
-
-_TOP = ("data", "split", "split_seed", "net", "seed", "arrivals")
-"""What does not belong to any part."""
-
-_COMMON = {
-    "data": tuple(option for option in GENERAL if option.name in ("data_dir", "limit", "hold_out")),
-    "split": options(SplitRule),
-    "method": options(Method),
-}
-"""What all data sets, all splits and all methods can be told."""
-
-
-def data_options(data: str) -> tuple[Option, ...]:
-    """What only this data set can be told. What its draws depend on is left out: that is the run's seed."""
-    if data not in sources:
-        return (Option("size", int, None, "Side in pixels to which the images of an own folder are scaled."),)
-    return tuple(option for option in sources.options(data) if option.name != "seed")
+_SECTIONS: dict[str, type] = {"division": Division, "computing": Computing, "scoring": Scoring}
 
 
 @dataclass(frozen=True)
@@ -211,38 +160,18 @@ class Settings:
         base: Mapping[str, Any] | None = None,
         others: Iterable[str] = (),
     ) -> "tuple[Settings, list[str]]":
-        """Settings from options by name, on top of a settings file's content, and what a user should know about them.
+        """Settings from options by name, as `table_of` understands them, and what a user should know about them."""
+        return cls.complete(*table_of(given, method, base, others))
 
-        A plain name belongs to the first of split, data set and method that has such an option; `split.alpha`,
-        `data.classes` and `method.alpha` say which. `others` are methods for the same world: an option that only they
-        have is theirs.
-        """
-        table = dict(base or {})
-        for part, name in {"data": given.get("data"), "split": given.get("split"), "method": method}.items():
-            section = table[part] = section_of(table, part)
-            if name is not None and section.get("name", _DEFAULTS[part]) != name:
-                # Options of another data set, split or method are not for this one, unless all have them.
-                shared = {option.name for option in _COMMON[part]}
-                table[part] = {key: value for key, value in section.items() if key in shared} | {"name": name}
-        if "name" not in table["method"]:
-            raise SettingsError("no method: name one, or a settings file that does")
-        owners = _owners(*(table[part].get("name", default) for part, default in _DEFAULTS.items()))
-        elsewhere = {option.name for other in others for option in methods.options(other)}
-        routed, notes = _routed(given, owners, apart=_TOP, elsewhere=elsewhere)
-        if routed["data"] or any(given.get(name) is not None for name in ("seed", "split_seed")):
-            table["data"].pop("labels", None)  # what is given may pick other classes
-        for part, values in routed.items():
-            table[part] = section_of(table, part) | values
-        table |= {name: given[name] for name in ("net", "seed", "split_seed") if given.get(name) is not None}
-        if given.get("arrivals") is not None:
-            table["arrivals"] = {str(client): at for client, at in parse_arrivals(given["arrivals"]).items()}
-        made = cls.from_table(table)
+    @classmethod
+    def complete(cls, content: Mapping[str, Any], notes: Iterable[str] = ()) -> "tuple[Settings, list[str]]":
+        """Settings from a table, with what the server must hold for the method: a note more says so."""
+        made = cls.from_table(content)
         wanted = made.method.server_samples
-        if wanted and "server_samples" not in table["division"]:
-            notes.append(f"the server holds {wanted} samples, which {made.method.name} needs: server_samples")
-            table["division"]["server_samples"] = wanted
-            made = cls.from_table(table)
-        return made, notes
+        if not wanted or "server_samples" in section_of(content, "division"):
+            return made, list(notes)
+        told = f"the server holds {wanted} samples, which {made.method.name} needs: server_samples"
+        return made.with_server_samples(wanted), [*notes, told]
 
     def with_server_samples(self, count: int) -> "Settings":
         """The same with so many samples that the server holds."""
@@ -275,20 +204,20 @@ class Settings:
         """Settings from a settings file's content."""
         if "task" in content:
             raise SettingsError("these are the settings of a run over real sites: go on with `coterie deploy resume`")
-        known = {"format", "coterie", "net", "seed", "split_seed", "arrivals", *_DEFAULTS, *SECTIONS}
+        known = {"format", "coterie", "net", "seed", "split_seed", "arrivals", *DEFAULTS, *_SECTIONS}
         for name in content:
             if name not in known:
                 raise unknown("entry of the settings", name, known)
         check_format(content)
-        parts = {name: section_of(content, name) for name in (*_DEFAULTS, "arrivals", *SECTIONS)}
-        data, split, method = (parts[name].pop("name", default) for name, default in _DEFAULTS.items())
+        parts = {name: section_of(content, name) for name in (*DEFAULTS, "arrivals", *_SECTIONS)}
+        data, split, method = (parts[name].pop("name", default) for name, default in DEFAULTS.items())
         if method is None:
             raise SettingsError("the settings name no method: write [method] with name = ... in it")
         labels = checked("data.labels", parts["data"].pop("labels", ()), tuple[str, ...])
-        made = {name: made_of(kind, parts[name]) for name, kind in SECTIONS.items()}
+        made = {name: made_of(kind, parts[name]) for name, kind in _SECTIONS.items()}
         world = World(
             data=data,
-            data_options=_checked_all(parts["data"], _owners(data=data)["data"], "[data]"),
+            data_options=_checked_all(parts["data"], owners(data=data)["data"], "[data]"),
             split=split_rules.make(split, **parts["split"]),
             net=checked("net", content.get("net"), str | None),
             seed=checked("seed", content.get("seed", 0), int),
@@ -352,33 +281,21 @@ def simulate(
     5
     """
     names = {part: name for part, name in (("data", dataset), ("split", split)) if isinstance(name, str)}
-    owners = {name: known for name, known in _owners(**names).items() if name != "scoring"}
-    routed, _ = _routed(given, owners, apart=("dataset", *_TOP[1:]))
+    known = {part: found for part, found in owners(**names).items() if part != "scoring"}
+    parts, _ = routed(given, known, apart=("dataset", *TOP[1:]))
     world_seed = seed if split_seed is None else split_seed
-    data = _loaded(dataset, routed["data"], world_seed) if isinstance(dataset, str) else dataset
-    rule = split_rules.make(split, **routed["split"]) if isinstance(split, str) else split
-    population = populate(data, rule, Division(**routed["division"]), world_seed)
+    data = _loaded(dataset, parts["data"], world_seed) if isinstance(dataset, str) else dataset
+    rule = split_rules.make(split, **parts["split"]) if isinstance(split, str) else split
+    population = populate(data, rule, Division(**parts["division"]), world_seed)
     _check_arrivals(arrivals or {}, len(population))
     net = net or default_net(names.get("data", ""), data)
-    engine = Simulation(population, net, Computing(**routed["computing"]))
+    engine = Simulation(population, net, Computing(**parts["computing"]))
     return Federation(engine, seed, arrivals, population.groups)
 
 
 def _loaded(data: str, given: Mapping[str, Any], seed: int) -> Dataset:
     more = dict(given)
     return load(data, more.pop("data_dir", None), seed=seed, **more)
-
-
-def parse_arrivals(text: str) -> dict[int, int]:
-    """`3:10,7:20` as {3: 10, 7: 20}; nothing if nobody arrives late."""
-    pairs = [pair.split(":") for pair in text.split(",")] if text.strip() else []
-    try:
-        arrivals = {int(client): int(arrival) for client, arrival in pairs}
-    except ValueError:
-        raise SettingsError(f"arrivals={text!r}: write client:round,client:round, e.g. 3:10,7:20") from None
-    if len(arrivals) < len(pairs):
-        raise SettingsError(f"arrivals={text!r}: a client arrives once")
-    return arrivals
 
 
 def _arrival(client: str, arrival: Any) -> tuple[int, int]:
@@ -397,72 +314,8 @@ def _check_arrivals(arrivals: Mapping[int, int], clients: int | None = None) -> 
         raise SettingsError("arrivals: nobody is there in the first round; let a client arrive in round 1")
 
 
-def _owners(
-    data: str | None = None, split: str | None = None, method: str | None = None
-) -> dict[str, dict[str, Option]]:
-    """The options of every part that has some, those that a plain name means first."""
-    owners: dict[str, Iterable[Option]] = {name: options(kind) for name, kind in SECTIONS.items()}
-    if split is not None:
-        owners["split"] = split_rules.options(split)
-    if data is not None:
-        owners["data"] = _COMMON["data"] + data_options(data)
-    if method is not None:
-        owners["method"] = methods.options(method)
-    return {name: {option.name: option for option in known} for name, known in owners.items()}
-
-
-def _routed(
-    given: Mapping[str, Any],
-    owners: Mapping[str, Mapping[str, Option]],
-    apart: Collection[str] = (),
-    elsewhere: Collection[str] = (),
-) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Which part gets which option. Names in `apart` are no part's; those in `elsewhere` may be somebody else's."""
-    routed: dict[str, dict[str, Any]] = {name: {} for name in owners}
-    notes = []
-    for name, value in given.items():
-        if value is None or name in apart:
-            continue
-        part, _, option = name.rpartition(".")
-        takers = [owner for owner, known in owners.items() if option in known and part in ("", owner)]
-        if takers:
-            routed[takers[0]][option] = checked(name, value, owners[takers[0]][option].type)
-            notes += [f"{name} is the {takers[0]}'s; the {other} has one too: {other}.{name}" for other in takers[1:]]
-        elif option not in elsewhere or part not in ("", "method"):
-            raise _homeless(name, owners, apart)
-    return routed, notes
-
-
-def _homeless(name: str, owners: Mapping[str, Mapping[str, Option]], apart: Collection[str]) -> SettingsError:
-    """The error for an option that nothing takes: another split, data set or method may have it, or none at all."""
-    part, _, option = name.rpartition(".")
-    registries: dict[str, Registry[Any]] = {"split": split_rules, "data": sources, "method": methods}
-    homes = [
-        f"{registry.kind} {key}"
-        for kind, registry in registries.items()
-        for key in registry
-        if part in ("", kind) and option in _owners(**{kind: key})[kind]
-    ]
-    if homes:
-        some = ", ".join(homes[:5]) + (", ..." if len(homes) > 5 else "")
-        return SettingsError(f"option {name!r}: nothing that is used here has it, only {some}")
-    if "." in name:
-        return unknown("option", name, [f"{part}.{option}" for part, known in owners.items() for option in known])
-    return unknown("option", name, [*apart, *(option for known in owners.values() for option in known)])
-
-
 def _fields(thing: Any) -> dict[str, Any]:
     return {item.name: getattr(thing, item.name) for item in dataclasses.fields(thing)}
-
-
-def section_of(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A section of the settings, empty if it is not there."""
-    section = content.get(name, {})
-    if not isinstance(section, Mapping):
-        more = f" with name = {section!r} in it" if name in _DEFAULTS else ""
-        raise SettingsError(f"{name} = {section!r}: expected a section [{name}]{more}")
-    checked(f"{name}.name", section.get("name", ""), str)
-    return dict(section)
 
 
 def made_of(kind: type, values: Mapping[str, Any]) -> Any:

@@ -9,6 +9,7 @@ from coterie.core.fields import Count, within
 from coterie.core.registry import Registry
 from coterie.server.federation import Federation
 from coterie.server.fitting import Noted, Result, fit
+from coterie.server.registered import methods as registered
 from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
@@ -93,7 +94,7 @@ class Method(LocalTraining, ABC):
         return fit(self, fed, **options)
 
 
-methods: Registry[Method] = Registry("method")
+methods: Registry[Method] = registered
 """All methods by name."""
 
 

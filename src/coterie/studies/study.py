@@ -22,7 +22,8 @@ from coterie.core.errors import CoterieError, SettingsError, unknown
 from coterie.core.registry import checked, options
 from coterie.methods import methods
 from coterie.runs.identity import deciding, decisive
-from coterie.runs.settings import GENERAL, Settings, World, as_toml, read_table
+from coterie.runs.options import GENERAL
+from coterie.runs.settings import Settings, World, as_toml, read_table
 from coterie.studies.measures import Measure, measures
 from coterie.studies.statistics import statistic
 

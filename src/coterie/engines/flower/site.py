@@ -25,6 +25,7 @@ from coterie.core.errors import CoterieError, ProgramError
 from coterie.engines.chunk import Host, run_chunk
 from coterie.engines.flower.versions import Version, Versions
 from coterie.engines.torch_flags import applied
+from coterie.methods import methods
 from coterie.nets import codec
 from coterie.server.federation import Call
 
@@ -60,6 +61,7 @@ class RemoteSite:
     """One client that answers a server's messages."""
 
     def __init__(self, rules: Rules, site: Host) -> None:
+        methods.load()  # a server may ask for the programs of any of them
         self._rules, self._site, self._net = rules, site, site.net
         self._nets = {site.net.name: site.net}
 

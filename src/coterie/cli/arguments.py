@@ -1,0 +1,48 @@
+"""Command lines, taken apart before it is known which options a command has: that depends on what is asked for."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["NOTHING", "Asked", "behind", "take_apart"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What stands behind a command."""
+
+    words: tuple[str, ...] = ()
+    """What is neither an option nor an option's value: methods, a split, folders."""
+    values: Mapping[str, str] = field(default_factory=dict)
+    """The values of the options that are given, by their names in Python; that of a switch is empty."""
+
+
+NOTHING = Asked()
+
+
+def behind(command: str, arguments: Sequence[str]) -> list[str] | None:
+    """What stands behind a command, if it is the one that the arguments choose. There may be `--help` in front."""
+    place = next((place for place, argument in enumerate(arguments) if not argument.startswith("-")), None)
+    return list(arguments[place + 1 :]) if place is not None and arguments[place] == command else None
+
+
+def take_apart(arguments: Iterable[str], switches: Mapping[str, Iterable[str]]) -> Asked:
+    """Words and options. A switch stands alone, but for the words that it may have behind it; others have a value."""
+    words: list[str] = []
+    values: dict[str, str] = {}
+    waiting = deque(arguments)
+    while waiting:
+        argument = waiting.popleft()
+        if argument == "--":  # there are no options any more
+            words += waiting
+            break
+        if not argument.startswith("-"):
+            words.append(argument)
+            continue
+        option, equals, value = argument.partition("=")
+        name = option.lstrip("-").replace("-", "_")
+        name = name.removeprefix("no_") if name.removeprefix("no_") in switches else name
+        if not equals and waiting and (name not in switches or waiting[0] in switches[name]):
+            value = waiting.popleft()
+        values.setdefault(name, value)
+    return Asked(tuple(words), values)

@@ -1,0 +1,95 @@
+"""`coterie compare`: methods in the same world, side by side."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Group
+
+from coterie.cli.console import console, following, note, print_json, print_table, tell
+from coterie.cli.options import of_methods
+from coterie.cli.parameters import command, flag, several, whole
+from coterie.cli.run import RUNS, SettingsFile, base_of, headline, made, short, stoppable
+from coterie.core.errors import SettingsError
+from coterie.methods import methods
+
+if TYPE_CHECKING:
+    from coterie.runs.comparison import Entry
+    from coterie.runs.experiment import NewFolder
+
+__all__ = ["add_compare", "present"]
+
+
+def add_compare(app: App, arguments: Sequence[str] | None, group: Group, sort_key: int) -> None:
+    """Add `coterie compare`, with the options that the arguments behind it need."""
+    shown = of_methods(arguments, _compare, slice(None))
+    names = several("names", "METHODS", "Methods, or `all` for every one.")
+    usage = "Usage: coterie compare METHOD... [OPTIONS]"
+    app.command(command(_compare, shown, [names]), name="compare", usage=usage, group=group, sort_key=sort_key)
+
+
+def _compare(
+    given: dict[str, Any],
+    *names: str,
+    seeds: Annotated[
+        int, flag("How often each method is run, with a seed of its own. [1]", "--seeds", converter=whole)
+    ] = 1,
+    settings: SettingsFile = None,
+    out: Annotated[
+        Path | None, flag("Folder of all runs; by default a new one below `runs/`.", "--out", "Output")
+    ] = None,
+    resume: Annotated[bool, flag("Continue the comparison in `--out`, or begin it.", "--resume", "Output")] = False,
+    as_json: Annotated[
+        bool, flag("Print the summaries as a list in JSON, and nothing else.", "--json", "Output")
+    ] = False,
+) -> None:
+    """Run methods in the same world and put them side by side: `coterie compare local fedavg --seeds 3`.
+
+    An option of a method goes to every method that has it.
+    """
+    from coterie.runs.options import table_of
+
+    chosen = list(methods) if "all" in names else list(dict.fromkeys(names))
+    if not chosen:
+        raise SettingsError(f"no methods: name some of {', '.join(methods)}, or all")
+    if seeds < 1:
+        raise SettingsError(f"seeds={seeds}: at least 1")
+    if resume and out is not None and (out / "settings.toml").is_file():
+        raise SettingsError(f"out={out}: holds a single run, not a comparison; choose another folder")
+    base = base_of(settings, out, resume)
+    understood = [table_of(given, name, base, others=chosen) for name in chosen]  # before torch is imported
+
+    from coterie.runs.comparison import compare
+    from coterie.runs.experiment import NewFolder
+    from coterie.runs.folder import require_empty
+    from coterie.runs.settings import Settings
+
+    complete = [Settings.complete(table, notes) for table, notes in understood]
+    # All are compared in one world: what the server must hold for one method, it holds for all.
+    held = max(one.world.division.server_samples for one, _ in complete)
+    ready = [one.with_server_samples(held) for one, _ in complete]
+    note(dict.fromkeys(told for _, notes in complete for told in notes))
+    world = ready[0].world
+    if out is not None and not resume:
+        require_empty(out)
+    place = out or NewFolder(RUNS, f"compare-{short(world)}-{world.split.name}")
+    again = "the same command with --resume --out FOLDER"
+    with stoppable(place, again), following(quiet=as_json) as follower:
+        entries = compare(ready, seeds, place, resume, follower.watch)
+    first, _ = entries[0]
+    present(place, headline(first.world, len(first.world.population)), entries, as_json)
+
+
+def present(place: "Path | NewFolder", title: str, entries: "Sequence[Entry]", as_json: bool = False) -> None:
+    """Write the page of a comparison and print its table."""
+    from coterie.report.comparison import write_comparison
+    from coterie.report.tables import comparison_table
+
+    page = (made(place) or Path()) / "index.html"
+    rows = write_comparison(page, title, entries)
+    if as_json:
+        print_json([result.summary for _, result in entries])
+        return
+    title += f", {rows[0].seeds} seeds" if rows[0].seeds > 1 else ""
+    print_table(comparison_table(rows, title, console.width if console.is_terminal else None))
+    tell("look at", page)

@@ -1,0 +1,41 @@
+"""Nets by name, or from a user's own function."""
+
+import importlib
+from collections.abc import Callable
+
+import torch
+
+from coterie.core.errors import SettingsError, unknown
+from coterie.nets.net import Factory, Net
+from coterie.nets.zoo import nets
+
+__all__ = ["factory_named", "make_net"]
+
+
+def factory_named(name: str) -> Factory:
+    """A net of ours by name, or a user's factory by import path (`package.module:function`)."""
+    if name in nets:
+        return nets[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise unknown("net", name, [*nets, "package.module:function"])
+    try:
+        factory: Callable[..., object] = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # whatever the user's module does when it is imported
+        raise SettingsError(f"net {name!r}: cannot be imported ({error})") from error
+    if not callable(factory):
+        raise SettingsError(f"net {name!r}: not a function of (shape, classes) that gives an nn.Module")
+    return factory  # type: ignore[return-value]
+
+
+def make_net(
+    net: str | Factory,
+    shape: tuple[int, ...],
+    classes: int,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+) -> Net:
+    """A net for inputs of a shape and a number of classes, by name or from a function of these two."""
+    factory = factory_named(net) if isinstance(net, str) else net
+    name = net if isinstance(net, str) else f"{factory.__module__}:{getattr(factory, '__qualname__', factory)}"
+    return Net(factory, shape, classes, name, device, dtype)
