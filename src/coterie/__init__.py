@@ -4,14 +4,15 @@
     result = coterie.FedAvg(rounds=20).fit(fed)
     print(result.summary["accuracy_mean"])
 
-Every method is here under the name of its class. What is here is imported when it is asked for: torch takes a while.
+What is public stands below, under TYPE_CHECKING, and is imported when it is asked for: torch takes a while. Every
+method is here, too, under the name of its class.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from coterie._version import __version__
-from coterie.core.links import links, when_asked
+from coterie.core.links import links, offered, when_asked
 from coterie.methods import methods
 from coterie.nets import nets
 
@@ -36,79 +37,9 @@ if TYPE_CHECKING:
     from coterie.server.serving import Served
     from coterie.training.local import LocalTraining
 
-__all__ = [
-    "Changes",
-    "Clients",
-    "Computing",
-    "CoterieError",
-    "Dataset",
-    "Division",
-    "Evaluation",
-    "Federation",
-    "LocalTraining",
-    "Method",
-    "Models",
-    "Net",
-    "Replies",
-    "Result",
-    "Scoring",
-    "Served",
-    "Settings",
-    "Split",
-    "__version__",
-    "evidence",
-    "fit",
-    "grouping",
-    "load",
-    "method",
-    "methods",
-    "mixing",
-    "nets",
-    "program",
-    "programs",
-    "sampling",
-    "serving",
-    "sharing",
-    "simulate",
-    "state",
-    "trust",
-]
+_HOMES = offered(__file__)
 
-_HOMES = {
-    "Changes": "coterie.nets.stacks",
-    "Clients": "coterie.clients.clients",
-    "Computing": "coterie.engines.simulation",
-    "CoterieError": "coterie.core.errors",
-    "Dataset": "coterie.data",
-    "Division": "coterie.data.division",
-    "Evaluation": "coterie.clients.clients",
-    "Federation": "coterie.server.federation",
-    "LocalTraining": "coterie.training.local",
-    "Method": "coterie.server.method",
-    "Models": "coterie.nets.stacks",
-    "Net": "coterie.nets",
-    "Replies": "coterie.server.federation",
-    "Result": "coterie.server.fitting",
-    "Scoring": "coterie.server.scoring",
-    "Served": "coterie.server.serving",
-    "Settings": "coterie.runs.settings",
-    "Split": "coterie.data",
-    "evidence": "coterie.moves",
-    "fit": "coterie.server.fitting",
-    "grouping": "coterie.moves",
-    "load": "coterie.data",
-    "method": "coterie.server.method",
-    "mixing": "coterie.moves",
-    "program": "coterie.clients.programs",
-    "programs": "coterie.clients",
-    "sampling": "coterie.moves",
-    "serving": "coterie.server",
-    "sharing": "coterie.clients",
-    "simulate": "coterie.runs.settings",
-    "state": "coterie.core.records",
-    "trust": "coterie.moves",
-}
-"""The modules of these names, as above for type checkers."""
+__all__ = sorted([*_HOMES, "__version__", "methods", "nets"])
 
 _public = when_asked(__name__, _HOMES)
 

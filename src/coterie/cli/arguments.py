@@ -4,8 +4,6 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["NOTHING", "Asked", "behind", "take_apart"]
-
 
 @dataclass(frozen=True)
 class Asked:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from coterie.runs.comparison import Entry
     from coterie.runs.experiment import NewFolder
 
-__all__ = ["add_compare", "present"]
-
 
 def add_compare(app: App, arguments: Sequence[str] | None, group: Group, sort_key: int) -> None:
     """Add `coterie compare`, with the options that the arguments behind it need."""

@@ -17,19 +17,6 @@ if TYPE_CHECKING:
     from coterie.server.fitting import Checkpoint, Record, Result
     from coterie.server.method import Method
 
-__all__ = [
-    "Follower",
-    "Tally",
-    "console",
-    "errors",
-    "following",
-    "note",
-    "plain_table",
-    "print_json",
-    "print_table",
-    "tell",
-]
-
 console = Console()
 errors = Console(stderr=True)
 

@@ -12,8 +12,6 @@ from coterie.methods import methods
 if TYPE_CHECKING:
     from coterie.runs.settings import Settings
 
-__all__ = ["demo"]
-
 _METHODS = ("local", "fedavg", "fedprox", "cafa", "autocfl", "cfic", "slfed", "flis-dc", "flis-hc")
 """What the demo shows, as far as it exists."""
 

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from coterie.server.fitting import Record
     from coterie.server.method import Method
 
-__all__ = ["add_deploy"]
-
 _option = partial(flag, show_default=None)
 
 Out = Annotated[Path | None, flag("Folder of the run; by default a new one below `runs/`.")]

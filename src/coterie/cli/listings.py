@@ -19,8 +19,6 @@ from coterie.methods import methods
 if TYPE_CHECKING:
     from coterie.data.sources import Source
 
-__all__ = ["show_data", "show_methods", "show_nets", "show_splits"]
-
 
 _WRITE = Parameter(
     help="Write a page of documentation about each into this folder.", group=GROUPS["Output"], show_default=False

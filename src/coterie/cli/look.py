@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from coterie.runs.folder import StoredRun
     from coterie.runs.settings import World
 
-__all__ = ["add_split", "report", "show", "split_options"]
-
 
 def show(
     *runs: Annotated[Path, Parameter(help="Run folders, or folders that hold some, such as `runs`.", json_list=False)],

@@ -25,8 +25,6 @@ from coterie.cli.run import add_run
 from coterie.cli.study import add_reproduce, add_study
 from coterie.core.errors import CoterieError, ProgramError
 
-__all__ = ["main"]
-
 _DO, _CHOOSE, _HELP = (
     Group(title, sort_key=place) for place, title in enumerate(("Experiments", "What there is to choose from", "Help"))
 )

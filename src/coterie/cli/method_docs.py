@@ -13,8 +13,6 @@ from typing import Literal, get_args, get_origin
 from coterie.core.declarations import Declared, Option, Source, declaration
 from coterie.methods import methods
 
-__all__ = ["About", "about", "page", "shown_default", "write_pages"]
-
 _COMMAND = "coterie methods --write docs/methods"
 _NOTE = "<!-- Made from docstrings by `{command}`: edit {source} instead. -->\n"
 

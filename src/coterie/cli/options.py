@@ -10,8 +10,6 @@ from coterie.core.registry import Option, options
 from coterie.methods import methods
 from coterie.training.local import LocalTraining
 
-__all__ = ["ask", "hidden", "method_options", "methods_options", "needed", "of_methods", "world_options"]
-
 
 def world_options(asked: Asked = NOTHING) -> list[Shown]:
     """The options of everything but the method, each name once.

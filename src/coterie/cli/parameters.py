@@ -12,8 +12,6 @@ from cyclopts import Group, Parameter, Token
 from coterie.core.errors import SettingsError, unknown
 from coterie.core.registry import Option
 
-__all__ = ["GROUPS", "TRUTH", "Shown", "argument", "command", "flag", "own_options", "readable", "several", "whole"]
-
 _TITLES = ("Experiment", "Method", "Local training", "Split", "Clients' data", "Scoring", "Computing", "Output")
 GROUPS = {title: Group(title, sort_key=place) for place, title in enumerate(_TITLES)}
 """The panels of a help page, in their order."""

@@ -19,19 +19,6 @@ if TYPE_CHECKING:
     from coterie.runs.experiment import NewFolder
     from coterie.runs.settings import Settings, World
 
-__all__ = [
-    "RUNS",
-    "AsJson",
-    "SettingsFile",
-    "add_run",
-    "base_of",
-    "headline",
-    "made",
-    "settings_of",
-    "short",
-    "stoppable",
-]
-
 RUNS = Path("runs")
 """Where runs go if nobody says where."""
 

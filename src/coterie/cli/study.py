@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from coterie.studies.campaign import Campaign, Outcome
     from coterie.studies.study import Study, Task
 
-__all__ = ["add_reproduce", "add_study"]
-
 RESULTS = Path("results")
 """Where results go if nobody says where."""
 

@@ -10,8 +10,6 @@ import torch
 
 from coterie.clients.clients import Clients
 
-__all__ = ["recall", "remember"]
-
 _BLOCK = 32
 """Others in a block."""
 

@@ -26,8 +26,6 @@ from coterie.training.forms import Form
 from coterie.training.local import LocalTraining
 from coterie.training.loop import Objective, Terms, Track, Trained, TrainingJob, cross_entropy
 
-__all__ = ["CallContext", "Clients", "Evaluation", "RememberedFits", "new_models"]
-
 
 @dataclass(frozen=True)
 class CallContext:

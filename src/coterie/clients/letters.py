@@ -14,8 +14,6 @@ from torch import Tensor
 from coterie.core.errors import CoterieError
 from coterie.core.records import record
 
-__all__ = ["Letter", "Letters"]
-
 
 @record
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,6 @@ from torch import Tensor
 from coterie.core.errors import CoterieError
 from coterie.nets.stacks import Changes, Models, Stack
 
-__all__ = ["Memory", "Snapshot", "Value", "size_of"]
-
 Value = Tensor | Models | Changes
 """What crosses between server and clients, and what clients keep; the first axis is the client."""
 

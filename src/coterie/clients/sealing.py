@@ -46,8 +46,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from coterie.core.errors import CoterieError
 from coterie.core.files import write_whole
 
-__all__ = ["Identity", "Reading", "SealingError", "Seals", "read_peers", "write_peers", "write_private"]
-
 _FORMAT = b"\x01"
 _KEY, _SIGNATURE, _NUMBER, _NONCE, _TAG = 32, 64, 4, 12, 16
 _ANNOUNCEMENT = _KEY + _SIGNATURE

@@ -19,8 +19,6 @@ from coterie.clients.letters import Letter
 from coterie.core.errors import CoterieError
 from coterie.nets.stacks import Models
 
-__all__ = ["Mode", "ask", "can_be_shared", "flat", "mixed", "received", "send_shares", "send_sums", "traffic"]
-
 Mode = Literal["additive", "scalar", "none"]
 
 Names = Sequence[str]

@@ -21,8 +21,6 @@ from coterie.nets.stacks import Models
 from coterie.training.local import LocalTraining
 from coterie.training.loop import Batch, LocalModel
 
-__all__ = ["adversarial", "class_counts", "gan_net", "last_refresh", "packed", "synthetic", "unpacked"]
-
 _LATENT = 32
 """Numbers that the generator makes a sample from."""
 

@@ -7,8 +7,6 @@ from torch import Tensor
 
 from coterie.core.errors import SettingsError
 
-__all__ = ["as_array", "as_counts", "as_square", "everywhere"]
-
 
 def as_array(name: str, value: Any, *axes: int) -> np.ndarray:
     """Numbers as an array of float64 with one of these numbers of axes, at least one row and nothing but numbers."""

@@ -20,8 +20,6 @@ from typing import Any, ClassVar, cast, get_origin, get_type_hints
 
 from coterie.core.fields import Effect, Range, effect_of, range_of
 
-__all__ = ["Declared", "Option", "Source", "declaration", "declared", "options", "read"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Option:

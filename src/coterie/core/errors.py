@@ -3,8 +3,6 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-__all__ = ["CoterieError", "DataError", "NoAnswerError", "ProgramError", "SettingsError", "unknown"]
-
 
 class CoterieError(Exception):
     """Base of every error that Coterie raises on purpose; the command line prints it without a traceback.

@@ -16,25 +16,6 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 from coterie.core.errors import SettingsError
 
-__all__ = [
-    "WITHOUT_EFFECT",
-    "Checked",
-    "Count",
-    "Effect",
-    "Fraction",
-    "NonNegative",
-    "Positive",
-    "Range",
-    "Share",
-    "above",
-    "at_least",
-    "check_range",
-    "effect_of",
-    "extras_of",
-    "range_of",
-    "within",
-]
-
 
 @dataclass(frozen=True)
 class Range:

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["PART", "lock_folder", "write_whole"]
-
 PART = ".part"
 """How the name of a file ends that is still being written."""
 

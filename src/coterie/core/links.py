@@ -2,13 +2,13 @@
 
 A room imports only from rooms above it. Where a class of an early room has a method whose work is done in a later one,
 such as drawing a result, the package itself, which knows all rooms, says here what does that work. And a package that
-offers names of modules which take long to import says where they are: a module is imported with the first such name.
+offers names of modules which take long to import imports a module with the first of its names.
 """
 
+import ast
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
-
-__all__ = ["linked", "links", "when_asked"]
 
 links: dict[str, str] = {}
 """`package.module:function` by the name of the method that is served by it; filled by `coterie` itself."""
@@ -19,6 +19,13 @@ def linked(name: str) -> Callable[..., Any]:
     module, _, function = links[name].partition(":")
     found: Callable[..., Any] = _from(module, function)
     return found
+
+
+def offered(file: str) -> dict[str, str]:
+    """The names that a package imports for type checkers alone, and the modules that they are from."""
+    tree = ast.parse(Path(file).read_text(encoding="utf-8"))
+    imports = (node for block in tree.body if isinstance(block, ast.If) for node in block.body)
+    return {name.name: str(node.module) for node in imports if isinstance(node, ast.ImportFrom) for name in node.names}
 
 
 def when_asked(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["draw_key", "generator", "generators", "torch_generator", "uniform"]
-
 Part = str | int
 
 

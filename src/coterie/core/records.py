@@ -8,8 +8,6 @@ understands what it is asked.
 import dataclasses
 from typing import Any, TypeVar, dataclass_transform
 
-__all__ = ["record", "records", "state", "stored_name"]
-
 T = TypeVar("T")
 
 records: dict[str, type] = {}

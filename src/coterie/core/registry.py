@@ -13,8 +13,6 @@ from typing import Any, Generic, TypeVar, Union, cast, dataclass_transform, get_
 from coterie.core.declarations import Declared, Option, declared, options
 from coterie.core.errors import SettingsError, unknown
 
-__all__ = ["Option", "Registry", "checked", "first_line", "options"]
-
 T = TypeVar("T")
 
 

@@ -10,8 +10,6 @@ import numpy as np
 from coterie.core.errors import DataError
 from coterie.core.randomness import generator
 
-__all__ = ["Dataset"]
-
 
 @dataclass(frozen=True, eq=False)
 class Dataset:

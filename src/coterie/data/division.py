@@ -6,8 +6,6 @@ from typing import Annotated, Literal
 from coterie.core.errors import SettingsError
 from coterie.core.fields import Checked, at_least, within
 
-__all__ = ["Division", "Scaling", "TestKind"]
-
 TestKind = Literal["auto", "own", "labels", "proportions", "global"]
 Scaling = Literal["channel", "unit", "none"]
 Augmentation = Literal["none", "crop-flip"]

@@ -10,8 +10,6 @@ from coterie.data.own import from_folder, from_npz
 from coterie.data.sources import sources
 from coterie.data.storage import data_folder
 
-__all__ = ["load"]
-
 
 def load(
     data: str | Path,

@@ -13,8 +13,6 @@ from coterie.data.readers import read_npz
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["from_folder", "from_npz", "from_torch"]
-
 _SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 _GREY_MODES = frozenset({"1", "L", "LA"})
 _COLOUR_MODES = frozenset({"CMYK", "HSV", "LAB", "P", "PA", "RGB", "RGBA", "RGBX", "YCbCr"})

@@ -14,8 +14,6 @@ from coterie.data.dataset import Dataset
 from coterie.data.division import Division, Scaling
 from coterie.data.split import TRANSFORMS, Split, SplitRule
 
-__all__ = ["Pool", "Population", "Shard", "pooled", "populate", "same_samples", "scaling_of"]
-
 _CROP = 4
 """Pixels around an image that a random crop may reach into, as usual for 32x32 images."""
 

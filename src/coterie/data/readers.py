@@ -18,17 +18,6 @@ import numpy as np
 
 from coterie.core.errors import DataError
 
-__all__ = [
-    "read_cifar",
-    "read_idx",
-    "read_idx_pair",
-    "read_imagenet32",
-    "read_imagenet32_labels",
-    "read_leaf",
-    "read_npz",
-    "read_svhn",
-]
-
 _COLOUR = (3, 32, 32)
 _COLOUR_BYTES = math.prod(_COLOUR)
 _COARSE_CLASSES = 20  # of CIFAR-100

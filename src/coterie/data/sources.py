@@ -20,21 +20,6 @@ from coterie.data import readers
 from coterie.data.dataset import Dataset
 from coterie.data.storage import Collection, Download, PublishedFile
 
-__all__ = [
-    "CIFAR10",
-    "CIFAR100",
-    "EMNIST",
-    "FEMNIST",
-    "MNIST",
-    "SVHN",
-    "BalancedLabels",
-    "Digits",
-    "FashionMNIST",
-    "ImageNet32",
-    "Source",
-    "sources",
-]
-
 _Samples = tuple[np.ndarray, np.ndarray]
 
 

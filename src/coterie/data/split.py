@@ -12,8 +12,6 @@ from coterie.core.randomness import generator
 from coterie.core.registry import Registry
 from coterie.data.dataset import Dataset
 
-__all__ = ["TRANSFORMS", "Split", "SplitRule", "split_rules"]
-
 TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "rotate-90": lambda x: np.rot90(x, 1, axes=(-2, -1)),
     "rotate-180": lambda x: np.rot90(x, 2, axes=(-2, -1)),

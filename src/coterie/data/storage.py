@@ -21,8 +21,6 @@ import platformdirs
 from coterie.core.errors import DataError
 from coterie.core.files import write_whole
 
-__all__ = ["Collection", "Download", "PublishedFile", "data_folder", "fetch", "unpack", "verified"]
-
 logger = logging.getLogger("coterie.data")
 
 

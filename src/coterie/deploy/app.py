@@ -12,8 +12,6 @@ from coterie.deploy.server import Deployment
 from coterie.deploy.site import ALLOWED
 from coterie.runs.settings import FORMAT
 
-__all__ = ["site_table", "write_app"]
-
 _PROJECT = """\
 [build-system]
 requires = ["hatchling"]

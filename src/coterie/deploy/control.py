@@ -18,8 +18,6 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
 from coterie.core.errors import CoterieError
 
-__all__ = ["Control"]
-
 log = logging.getLogger("coterie")
 
 

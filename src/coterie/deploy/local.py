@@ -23,8 +23,6 @@ from coterie.runs.folder import StoredRun, read_lines
 from coterie.runs.settings import Settings
 from coterie.server.fitting import Record
 
-__all__ = ["LocalFederation", "deployment_of", "follow", "prepare"]
-
 _LOOK = 0.5
 """Seconds between looks at a run's folder."""
 

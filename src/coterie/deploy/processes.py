@@ -19,8 +19,6 @@ from coterie.core.errors import CoterieError
 from coterie.deploy.control import Control
 from coterie.engines.flower.certs import ServerFiles
 
-__all__ = ["Process", "Processes", "free_port", "start_superlink", "superlink_command"]
-
 _START = 60.0
 """Seconds that a SuperLink has until it listens."""
 

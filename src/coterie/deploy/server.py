@@ -31,8 +31,6 @@ from coterie.server.method import Method
 from coterie.server.scoring import Scoring
 from coterie.training.forms import form_named
 
-__all__ = ["Deployment", "Store", "carry_through", "logged", "run_over"]
-
 log = logging.getLogger("coterie")
 
 _SECTIONS: dict[str, tuple[str, type]] = {
@@ -147,11 +145,9 @@ class Store(Observer, Protocol):
 
     def open(self, net: Net, resume: bool) -> Checkpoint | None:
         """The checkpoint to go on from, if there is one."""
-        ...
 
     def close(self) -> None:
         """The run goes on no further here."""
-        ...
 
 
 def carry_through(

@@ -24,8 +24,6 @@ from coterie.runs.options import section_of
 from coterie.runs.settings import check_format, made_of, read_table
 from coterie.training.forms import form_named
 
-__all__ = ["ALLOWED", "PARTS", "SiteSettings", "load_own", "scaled"]
-
 ALLOWED = ("coterie.*",)
 """Programs that run unless the site says otherwise: those that come with Coterie."""
 

@@ -18,8 +18,6 @@ from coterie.nets.stacks import Models, Stack
 from coterie.server.federation import KEPT_FINITE, Call
 from coterie.training.forms import Form
 
-__all__ = ["ClientHost", "Host", "Result", "device_of", "joined", "part_of", "run_chunk"]
-
 
 class Host(Protocol):
     """What a process needs to stand for clients."""
@@ -27,23 +25,19 @@ class Host(Protocol):
     @property
     def net(self) -> Net:
         """The net that is trained."""
-        ...
 
     @property
     def device(self) -> torch.device:
         """Where programs get their inputs."""
-        ...
 
     @property
     def samples(self) -> int | None:
         """Training samples of the first client; nothing while nobody has counted them."""
-        ...
 
     def clients(
         self, positions: Iterable[int], at: CallContext, memory: Memory | None = None, letters: Letters | None = None
     ) -> Clients:
         """Clients by their positions."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ from functools import partial
 
 import torch
 
-__all__ = ["applied", "current", "lifted"]
-
 Flags = tuple[str, torch.device]
 """A precision and where is computed."""
 

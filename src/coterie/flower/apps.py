@@ -43,8 +43,6 @@ from coterie.nets.stacks import Changes, Models
 from coterie.training.local import LocalTraining
 from coterie.training.loop import Objective, cross_entropy
 
-__all__ = ["APP_MESSAGE", "PARTS", "AppFacts", "reply_of_app"]
-
 log = logging.getLogger("coterie")
 
 APP_MESSAGE = "query.coterie"

@@ -36,8 +36,6 @@ from coterie.server.scoring import Scoring
 from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
-__all__ = ["CoterieStrategy"]
-
 _APPS_OWN = {"rounds", *(field.name for field in fields(LocalTraining))}
 """Fields of a method that an app decides for itself; its train handler finds them as wishes in its configuration."""
 

@@ -30,17 +30,6 @@ from coterie.server.federation import Federation, Replies
 from coterie.server.method import method_variant
 from coterie.training.local import LocalTraining
 
-__all__ = [
-    "CFLByPositions",
-    "FLISDCOnTestData",
-    "FLISHCOnTestData",
-    "FedDCOfAverageLength",
-    "FedFaBackwards",
-    "FedProxWithoutPull",
-    "IFCAOnTestData",
-    "ScaffoldOfPublicCode",
-]
-
 
 @method_variant("fedprox")
 class FedProxWithoutPull(FedProx):

@@ -43,10 +43,9 @@ from coterie.moves.pacing import Pace, train_for
 from coterie.nets.stacks import Models
 from coterie.server.clusters import Clusters
 from coterie.server.federation import Federation
-from coterie.server.method import Method, Noted, method
+from coterie.server.fitting import Noted
+from coterie.server.method import Method, method
 from coterie.server.serving import Served
-
-__all__ = ["AutoCFL"]
 
 
 @state

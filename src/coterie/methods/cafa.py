@@ -39,11 +39,10 @@ from coterie.moves.grouping import Grouping, Silhouette
 from coterie.nets.stacks import Models
 from coterie.server import serving
 from coterie.server.federation import Federation, Replies
-from coterie.server.method import Method, Noted, method
+from coterie.server.fitting import Noted
+from coterie.server.method import Method, method
 from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
-
-__all__ = ["CAFA"]
 
 
 @state

@@ -43,8 +43,6 @@ from coterie.server.federation import Federation, Replies
 from coterie.server.method import Method, method
 from coterie.server.serving import Served
 
-__all__ = ["CFIC"]
-
 
 @state
 class State:

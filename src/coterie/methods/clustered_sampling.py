@@ -31,8 +31,6 @@ from coterie.server.federation import Federation
 from coterie.server.method import Method, method
 from coterie.server.serving import Served
 
-__all__ = ["ClusteredSampling"]
-
 
 @state
 class State:

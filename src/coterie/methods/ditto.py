@@ -24,8 +24,6 @@ from coterie.server.method import method
 from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
-__all__ = ["Ditto"]
-
 
 @method("ditto")
 class Ditto(FedAvg):

@@ -19,8 +19,6 @@ from coterie.server.federation import Federation, Replies
 from coterie.server.method import Method, method
 from coterie.server.serving import Served
 
-__all__ = ["FedAvg"]
-
 
 @state
 class State:

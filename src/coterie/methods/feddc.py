@@ -27,8 +27,6 @@ from coterie.server.federation import Federation, Replies
 from coterie.server.method import method
 from coterie.training.local import LocalTraining
 
-__all__ = ["FedDC"]
-
 
 @state
 class State(DynamicState):

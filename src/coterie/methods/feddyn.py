@@ -30,8 +30,6 @@ from coterie.server.method import Method, method
 from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
-__all__ = ["FedDyn"]
-
 
 @state
 class State:

@@ -29,8 +29,6 @@ from coterie.server.method import Method, method
 from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
-__all__ = ["FedEM"]
-
 
 @state
 class State:

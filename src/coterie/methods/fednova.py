@@ -26,8 +26,6 @@ from coterie.server.federation import Federation, Replies
 from coterie.server.method import method
 from coterie.training.local import LocalTraining
 
-__all__ = ["FedNova"]
-
 
 @method("fednova")
 class FedNova(FedAvg):

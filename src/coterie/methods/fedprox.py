@@ -11,8 +11,6 @@ from coterie.methods.fedavg import FedAvg, State
 from coterie.server.federation import Federation
 from coterie.server.method import method
 
-__all__ = ["FedProx"]
-
 
 @method("fedprox")
 class FedProx(FedAvg):

@@ -23,8 +23,6 @@ from coterie.server.method import Method, method
 from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
-__all__ = ["FedRep"]
-
 
 @state
 class State:

@@ -39,11 +39,10 @@ from coterie.moves import evidence, grouping, mixing
 from coterie.nets.stacks import Models
 from coterie.server import serving
 from coterie.server.federation import Federation
-from coterie.server.method import Method, Noted, method
+from coterie.server.fitting import Noted
+from coterie.server.method import Method, method
 from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
-
-__all__ = ["FLISDC", "FLISHC"]
 
 Agreement = Annotated[float, within("[0, 1]", "a share of agreement in [0, 1]; 0 is one cluster for all")]
 

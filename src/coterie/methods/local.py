@@ -11,8 +11,6 @@ from coterie.server.method import Method, method
 from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
-__all__ = ["Local"]
-
 
 @state
 class State:

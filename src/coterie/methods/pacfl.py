@@ -33,8 +33,6 @@ from coterie.server.federation import Federation
 from coterie.server.method import Method, method
 from coterie.server.serving import Served
 
-__all__ = ["PACFL"]
-
 
 @state
 class State:

@@ -36,8 +36,6 @@ from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 from coterie.training.loop import Batch, LocalModel, cross_entropy
 
-__all__ = ["PerFedAvg"]
-
 
 @method("per-fedavg")
 class PerFedAvg(FedAvg):

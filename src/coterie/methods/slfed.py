@@ -63,8 +63,6 @@ from coterie.server.method import Method, method
 from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
-__all__ = ["SLFed"]
-
 
 @state
 class State:

@@ -4,8 +4,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["agreement", "placed_right", "purity"]
-
 
 def agreement(found: Any, truth: Any) -> dict[str, float]:
     """Adjusted Rand index, normalised mutual information, purity and clients placed right."""

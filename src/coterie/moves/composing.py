@@ -14,8 +14,6 @@ from coterie.moves import evidence, grouping
 from coterie.moves.grouping import Grouping
 from coterie.nets.stacks import Changes, Models, distances
 
-__all__ = ["Alike", "by_inference", "by_labels", "by_updates", "by_weights", "grouped", "home_of"]
-
 
 class Alike(NamedTuple):
     """How alike clients are."""

@@ -23,21 +23,6 @@ from coterie.clients.synthesis import class_counts
 from coterie.moves import trust
 from coterie.nets.stacks import Models
 
-__all__ = [
-    "Names",
-    "adopt",
-    "choose",
-    "combine",
-    "judge",
-    "recall",
-    "remember",
-    "respond",
-    "share",
-    "show_opinions",
-    "weigh",
-    "weights_of",
-]
-
 Names = Sequence[str]
 
 # What a client keeps about every other one: evidence, opinion, and notes within a round

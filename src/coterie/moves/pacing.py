@@ -25,8 +25,6 @@ from coterie.core.records import state
 from coterie.nets.stacks import Models
 from coterie.training.local import LocalTraining
 
-__all__ = ["Pace", "adjusted", "begin", "grown", "insight", "more_epochs", "observed", "rises", "train_for"]
-
 _ROUNDING = 1e-6
 """Losses that differ by a smaller part are equal: clients with the same data sum it up in different orders."""
 

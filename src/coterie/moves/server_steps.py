@@ -7,8 +7,6 @@ from torch import Tensor
 
 from coterie.nets.stacks import Changes, Models
 
-__all__ = ["beyond", "control_variate", "direction", "mean_over_all", "momentum", "normalised", "weight_of_steps"]
-
 
 def momentum(
     model: Models, mixed: Models, velocity: Changes | None, rate: float = 1.0, inertia: float = 0.0

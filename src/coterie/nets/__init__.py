@@ -4,14 +4,12 @@ from collections import UserDict
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from coterie.core.links import when_asked
+from coterie.core.links import offered, when_asked
 
 if TYPE_CHECKING:
     from coterie.nets.layers import BatchNorm, Dropout
     from coterie.nets.making import factory_named, make_net
     from coterie.nets.net import Factory, Net
-
-__all__ = ["BatchNorm", "Dropout", "Factory", "Net", "factory_named", "make_net", "nets"]
 
 
 class Nets(UserDict[str, "Factory"]):
@@ -31,13 +29,4 @@ class Nets(UserDict[str, "Factory"]):
 nets = Nets()
 """All nets by name: functions of the input's shape and the number of classes."""
 
-_HOMES = {
-    "BatchNorm": "coterie.nets.layers",
-    "Dropout": "coterie.nets.layers",
-    "Factory": "coterie.nets.net",
-    "Net": "coterie.nets.net",
-    "factory_named": "coterie.nets.making",
-    "make_net": "coterie.nets.making",
-}
-
-__getattr__ = when_asked(__name__, _HOMES)
+__getattr__ = when_asked(__name__, offered(__file__))

@@ -23,8 +23,6 @@ from coterie.core.records import records, stored_name
 from coterie.nets.net import Net
 from coterie.nets.stacks import Changes, Models
 
-__all__ = ["dump", "load", "read", "write"]
-
 Nets = Mapping[str, Net]
 
 _STACKS: dict[str, type[Models] | type[Changes]] = {"models": Models, "changes": Changes}

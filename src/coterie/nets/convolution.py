@@ -12,8 +12,6 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
-__all__ = ["Kernels", "convolve", "convolving", "normalise", "pool", "pooling"]
-
 Padding = tuple[int, int]
 
 _MOST_CHANNELS = 64
@@ -27,31 +25,25 @@ class Kernels(Protocol):
         self, images: Tensor, kernels: Tensor, biases: Tensor | None, padding: Padding, flip: bool, precision: str
     ) -> Tensor:
         """Images [client, row, channel, y, x] under kernels [client, filter, y, x, channel]."""
-        ...
 
     def weight_gradient(self, images: Tensor, gradients: Tensor, padding: Padding, precision: str) -> Tensor:
         """The gradient of kernels, [client, filter, y, x, channel]."""
-        ...
 
     def pool(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """The largest of each square of 2x2 pixels of [..., y, x], and which it is."""
-        ...
 
     def unpool(self, gradients: Tensor, index: Tensor, height: int, width: int) -> Tensor:
         """Gradients of squares, put where the largest pixel was."""
-        ...
 
     def group_norm(
         self, images: Tensor, weights: Tensor, biases: Tensor, groups: int, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Group normalisation of images [row, channel, y, x] that lie channels-last; centres and scales."""
-        ...
 
     def group_norm_back(
         self, images: Tensor, gradients: Tensor, centres: Tensor, scales: Tensor, weights: Tensor, groups: int
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The gradients of input, weights and biases."""
-        ...
 
 
 @cache

@@ -18,8 +18,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["convolution", "group_norm", "group_norm_back", "pool", "unpool", "weight_gradient"]
-
 
 @triton.jit
 def _convolve(

@@ -20,8 +20,6 @@ from coterie.core.errors import SettingsError
 from coterie.core.randomness import uniform
 from coterie.nets.convolution import convolve, convolving, normalise, pool, pooling
 
-__all__ = ["BatchNorm", "Dropout", "Pass", "adopt", "passing"]
-
 
 @dataclass
 class Pass:

@@ -9,8 +9,6 @@ from coterie.core.errors import SettingsError, unknown
 from coterie.nets.net import Factory, Net
 from coterie.nets.zoo import nets
 
-__all__ = ["factory_named", "make_net"]
-
 
 def factory_named(name: str) -> Factory:
     """A net of ours by name, or a user's factory by import path (`package.module:function`)."""

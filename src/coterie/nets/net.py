@@ -15,8 +15,6 @@ from coterie.core.errors import SettingsError
 from coterie.core.randomness import torch_generator
 from coterie.nets.layers import GroupNorm, Pass, adopt, passing
 
-__all__ = ["Factory", "Layout", "Net"]
-
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 """Builds a module for inputs of a shape and a number of classes."""
 

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 
 from coterie.nets.net import Net
 
-__all__ = ["Changes", "Models", "Stack", "angles", "cosines", "distances"]
-
 S = TypeVar("S", bound="Stack")
 Number = float | Tensor
 

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from coterie.core.errors import SettingsError
 from coterie.nets.net import Factory
 
-__all__ = ["nets"]
-
 Shape = tuple[int, ...]
 
 nets: dict[str, Factory] = {}

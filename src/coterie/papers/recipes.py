@@ -8,8 +8,6 @@ from pathlib import Path
 from coterie.core.errors import SettingsError, unknown
 from coterie.studies.study import Study
 
-__all__ = ["find", "names", "recipe", "study", "template"]
-
 _FOLDER = resources.files("coterie.papers")
 
 

@@ -9,8 +9,6 @@ from coterie.report.tables import Comparison, compared
 from coterie.runs.comparison import Entry
 from coterie.runs.folder import StoredRun
 
-__all__ = ["write_comparison"]
-
 
 def write_comparison(path: Path, title: str, entries: Sequence[Entry]) -> list[Comparison]:
     """Write the page of a comparison, and give its rows."""

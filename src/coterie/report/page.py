@@ -18,8 +18,6 @@ from matplotlib.figure import Figure
 from coterie.core.files import write_whole
 from coterie.report.figures import svg
 
-__all__ = ["Section", "figure", "is_page", "parts", "prose", "write_page"]
-
 Section = tuple[str, Markup]
 """A heading and its content."""
 

@@ -23,21 +23,6 @@ from coterie.report.results import SIGNIFICANT, Labels, Published, ResultCell, R
 from coterie.report.tables import ruled
 from coterie.studies.study import COLUMNS
 
-__all__ = [
-    "Entry",
-    "Layout",
-    "csv_text",
-    "html",
-    "latex",
-    "layout",
-    "markdown",
-    "markdown_text",
-    "summary_html",
-    "summary_markdown",
-    "summary_terminal",
-    "terminal",
-]
-
 _SIGNS = {Verdict.REPRODUCES: "≈", Verdict.DIFFERS: "≠", Verdict.INCOMPARABLE: "n/c"}
 
 

@@ -17,27 +17,6 @@ from coterie.studies.campaign import Results
 from coterie.studies.statistics import Estimate, PairedTest, Statistic, estimate, holm, over_clients, paired, statistic
 from coterie.studies.study import Study, TableSpec, fitting
 
-__all__ = [
-    "METHOD",
-    "SIGNIFICANT",
-    "Claim",
-    "Findings",
-    "Labels",
-    "Ordering",
-    "Published",
-    "ResultCell",
-    "ResultTable",
-    "Summary",
-    "Tally",
-    "Verdict",
-    "orderings",
-    "own_methods",
-    "result_table",
-    "study_summary",
-    "study_tables",
-    "summarised",
-]
-
 Labels = tuple[str, ...]
 """Labels of axes, in their order."""
 

@@ -9,8 +9,6 @@ from coterie.report.tables import same_outcome
 from coterie.runs.folder import StoredRun
 from coterie.runs.identity import names_apart
 
-__all__ = ["by_name", "write_report"]
-
 
 def by_name(runs: Sequence[StoredRun]) -> dict[str, list[StoredRun]]:
     """Runs by what sets them apart but for their seed, each seed once, in the order given."""

@@ -19,8 +19,6 @@ from coterie.report.tables import best_cells, compared, comparison_cells, megaby
 from coterie.runs.folder import StoredRun
 from coterie.runs.identity import world_of
 
-__all__ = ["clients", "costs", "figures", "methods_table", "settings"]
-
 _EXPLANATION = (
     "Accuracy is the mean over clients of what each is served, on its test data; the worst tenth is the mean of "
     "the tenth of the clients that fare worst. Traffic counts what all clients received and sent while training. ARI "

@@ -18,8 +18,6 @@ from coterie.report.results import ResultTable, Summary, study_summary, study_ta
 from coterie.studies.campaign import Results
 from coterie.studies.study import Study
 
-__all__ = ["Report", "check_figures", "check_folder", "stem", "study_figures", "write_study"]
-
 
 @dataclass(frozen=True)
 class Report:

@@ -13,20 +13,6 @@ from rich.text import Text
 
 from coterie.runs.identity import world_of
 
-__all__ = [
-    "Comparison",
-    "best_cells",
-    "compared",
-    "comparison_cells",
-    "comparison_table",
-    "megabytes",
-    "percent",
-    "ruled",
-    "run_table",
-    "same_outcome",
-    "worlds_of",
-]
-
 Summary = Mapping[str, Any]
 
 

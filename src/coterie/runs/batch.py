@@ -18,8 +18,6 @@ from coterie.runs.settings import Settings, World
 from coterie.server.federation import Federation
 from coterie.server.fitting import Observer, Result
 
-__all__ = ["Batch", "Entry"]
-
 T = TypeVar("T")
 
 Entry = tuple[Settings, Result]

@@ -10,8 +10,6 @@ from coterie.runs.settings import Settings
 from coterie.server.fitting import Observer
 from coterie.server.method import Method
 
-__all__ = ["Entry", "compare"]
-
 
 def compare(
     settings: Sequence[Settings],

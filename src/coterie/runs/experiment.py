@@ -11,8 +11,6 @@ from coterie.runs.settings import Settings
 from coterie.server.federation import Federation
 from coterie.server.fitting import Observer, Result, fit
 
-__all__ = ["NewFolder", "free_path", "run"]
-
 log = logging.getLogger("coterie")
 
 

@@ -29,17 +29,6 @@ from coterie.runs.identity import differences
 from coterie.runs.settings import check_format, read_table
 from coterie.server.fitting import Checkpoint, Record, Result
 
-__all__ = [
-    "SAVING",
-    "BusyError",
-    "FinishedError",
-    "RunFolder",
-    "StoredRun",
-    "is_finished",
-    "read_lines",
-    "require_empty",
-]
-
 SAVING = 0.1
 """Share of the time that saving checkpoints may take."""
 

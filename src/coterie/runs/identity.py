@@ -15,8 +15,6 @@ from coterie.methods import methods
 from coterie.runs.options import GENERAL, SECTIONS
 from coterie.runs.settings import as_toml
 
-__all__ = ["REGISTRIES", "changes_results", "deciding", "decisive", "differences", "names_apart", "world_of"]
-
 REGISTRIES: dict[str, Registry[Any]] = {"split": split_rules, "method": methods}
 """Sections for things that are chosen by name, and where these are registered. Studies add their measures."""
 

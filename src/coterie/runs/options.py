@@ -17,19 +17,6 @@ from coterie.data.split import SplitRule
 from coterie.data.splits import split_rules
 from coterie.methods import methods
 
-__all__ = [
-    "DEFAULTS",
-    "GENERAL",
-    "SECTIONS",
-    "TOP",
-    "data_options",
-    "owners",
-    "parse_arrivals",
-    "routed",
-    "section_of",
-    "table_of",
-]
-
 GENERAL = (
     Option(
         "data", str, "digits", "Name of a data set (see `coterie data`), an .npz file or a folder of images per class."

@@ -27,17 +27,6 @@ from coterie.server.federation import Federation
 from coterie.server.method import Method
 from coterie.server.scoring import Scoring
 
-__all__ = [
-    "FORMAT",
-    "Settings",
-    "World",
-    "as_toml",
-    "check_format",
-    "made_of",
-    "read_table",
-    "simulate",
-]
-
 FORMAT = 1
 """The version of settings files and run folders."""
 

@@ -18,8 +18,6 @@ from coterie.nets.stacks import Changes, Models
 from coterie.server.federation import Federation, Replies
 from coterie.server.serving import Served, each
 
-__all__ = ["ClusterTree"]
-
 
 @state
 class ClusterTree:

@@ -18,8 +18,6 @@ from coterie.server import serving
 from coterie.server.federation import Federation, Replies
 from coterie.server.serving import Served
 
-__all__ = ["Clusters"]
-
 
 @state
 class Clusters:

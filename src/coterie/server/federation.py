@@ -22,8 +22,6 @@ from coterie.nets.stacks import Changes, Models, Stack
 from coterie.server.ledger import Direction, Ledger
 from coterie.training.local import LocalTraining
 
-__all__ = ["KEPT_FINITE", "Answers", "Call", "Engine", "Federation", "Replies"]
-
 KEPT_FINITE = "_kept_finite"
 """The output, beside a program's own, that says whether the models that a client keeps are finite, [client]."""
 
@@ -63,75 +61,58 @@ class Engine(Protocol):
     @property
     def net(self) -> Net:
         """The net that is trained."""
-        ...
 
     @property
     def names(self) -> Sequence[str]:
         """What the clients are called."""
-        ...
 
     @property
     def sizes(self) -> Sequence[int]:
         """Training samples of each client."""
-        ...
 
     @property
     def server(self) -> Sequence[int]:
         """Positions of the parts of the global test set, all below 0: they can be scored like clients."""
-        ...
 
     @property
     def real(self) -> bool:
         """Whether clients are others, and not simulated here. What says nothing is taken for real."""
-        ...
 
     def present(self) -> np.ndarray:
         """Positions of the clients that can be reached."""
-        ...
 
     def start_round(self, number: int) -> None:
         """A round begins: a good moment to see who is there."""
-        ...
 
     def run(self, call: Call) -> Answers:
         """Run a program on clients."""
-        ...
 
     def reject(self, clients: np.ndarray) -> None:
         """Forget what these clients have kept since the last commit."""
-        ...
 
     def commit(self) -> None:
         """Make final what clients have kept in this round."""
-        ...
 
     def rollback(self) -> None:
         """Forget what all clients have kept in this round."""
-        ...
 
     def reset(self) -> None:
         """Forget everything that clients keep: a new run begins."""
-        ...
 
     def checkpoint(self) -> Any:
         """What clients keep, to be stored with a checkpoint."""
-        ...
 
     def restore(self, content: Any) -> None:
         """Go back to a checkpoint."""
-        ...
 
     def server_clients(self, at: CallContext) -> Clients:
         """The `Clients` interface over what the server itself holds."""
-        ...
 
     def explain(self) -> str:
         """How it computes, and why."""
-        ...
 
     def close(self) -> None:
         """Give back what it holds, such as worker processes."""
-        ...
 
 
 class Replies:

@@ -19,8 +19,6 @@ from coterie.training.local import LocalTraining
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Checkpoint", "Noted", "Observer", "Procedure", "Result", "fit"]
-
 log = logging.getLogger("coterie")
 
 Record = dict[str, Any]
@@ -59,38 +57,30 @@ class Procedure(Protocol):
     @property
     def name(self) -> str:
         """What it is called."""
-        ...
 
     @property
     def rounds(self) -> int:
         """How many rounds there are."""
-        ...
 
     @property
     def local(self) -> LocalTraining:
         """How clients train."""
-        ...
 
     @property
     def reads_test_data(self) -> bool:
         """Whether it looks at test data."""
-        ...
 
     def begin(self, fed: Federation) -> Any:
         """The state before the first round."""
-        ...
 
     def round(self, fed: Federation, state: Any) -> Any:
         """The state after another round."""
-        ...
 
     def serve(self, fed: Federation, state: Any) -> Served:
         """What each client predicts with."""
-        ...
 
     def insight(self, fed: Federation, state: Any) -> Mapping[str, Any]:
         """What the method has found out, for figures."""
-        ...
 
 
 class Observer(Protocol):
@@ -98,11 +88,9 @@ class Observer(Protocol):
 
     def round_done(self, checkpoint: Checkpoint, record: Record | None, groups: Record | None) -> None:
         """A round is done; the record is there if it was evaluated, the groups if they changed."""
-        ...
 
     def run_done(self, checkpoint: Checkpoint, result: "Result") -> None:
         """All rounds are done."""
-        ...
 
 
 @dataclass(frozen=True)

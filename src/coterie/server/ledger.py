@@ -3,8 +3,6 @@
 from collections import defaultdict
 from typing import Literal
 
-__all__ = ["Direction", "Ledger"]
-
 Direction = Literal["down", "up", "peer", "evaluation"]
 
 

@@ -8,12 +8,10 @@ from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 from coterie.core.fields import Count, within
 from coterie.core.registry import Registry
 from coterie.server.federation import Federation
-from coterie.server.fitting import Noted, Result, fit
+from coterie.server.fitting import Result, fit
 from coterie.server.registered import methods as registered
 from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
-
-__all__ = ["Method", "Noted", "method", "method_variant", "methods"]
 
 M = TypeVar("M", bound="Method")
 

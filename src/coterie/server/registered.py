@@ -4,7 +4,5 @@ from typing import Any
 
 from coterie.core.registry import Registry
 
-__all__ = ["methods"]
-
 methods: Registry[Any] = Registry("method")
 """Filled by the decorators of `coterie.server.method`; `coterie.methods` says where ours are."""

@@ -19,8 +19,6 @@ from coterie.server.federation import Federation
 from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
-__all__ = ["ClientScores", "Scoring", "known_groups", "score", "spread"]
-
 _EM_STEPS = 20
 """Steps of the EM algorithm with which a new client finds its share of every model of a mixture."""
 

@@ -24,8 +24,6 @@ from coterie.runs.settings import Settings, World, read_table
 from coterie.server.fitting import Checkpoint, Observer, Record, Result
 from coterie.studies.study import Measuring, Place, Study, Task
 
-__all__ = ["Campaign", "Outcome", "Results"]
-
 log = logging.getLogger("coterie")
 
 _CLIENTS_AT_ONCE = 640

@@ -14,8 +14,6 @@ from coterie.runs.identity import REGISTRIES
 from coterie.runs.settings import World
 from coterie.server.fitting import Record
 
-__all__ = ["Measure", "measures"]
-
 
 class Measure(Checked, ABC):
     """Base of all measures. A subclass declares its options as fields with a default and a docstring below."""

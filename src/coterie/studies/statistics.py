@@ -21,23 +21,6 @@ from coterie.core.errors import SettingsError, unknown
 from coterie.runs.folder import StoredRun
 from coterie.studies.measures import measures
 
-__all__ = [
-    "CLIENT_KEYS",
-    "ROUND_KEYS",
-    "SUMMARY_KEYS",
-    "Estimate",
-    "PairedTest",
-    "Peers",
-    "Statistic",
-    "estimate",
-    "functions",
-    "holm",
-    "over_clients",
-    "paired",
-    "smooth",
-    "statistic",
-]
-
 Peers = Mapping[str, StoredRun | None]
 """The runs with the same seed that a run is compared with, itself among them, by what they are called in the study;
 nothing where there is none with this seed yet."""

@@ -27,8 +27,6 @@ from coterie.runs.settings import Settings, World, as_toml, read_table
 from coterie.studies.measures import Measure, measures
 from coterie.studies.statistics import statistic
 
-__all__ = ["COLUMNS", "Cell", "FigureSpec", "Measuring", "Study", "TableSpec", "Task", "fitting", "matches"]
-
 Place = tuple[str, ...]
 """Where a run stands: the labels of the axes, in their order."""
 

@@ -17,8 +17,6 @@ from coterie.data.population import Pool
 from coterie.nets.net import Net
 from coterie.nets.stacks import Models
 
-__all__ = ["EvaluationJob", "Run", "evaluate", "predictions", "rank_and_loss", "rows_at_once"]
-
 Run = Callable[[Models, Tensor, bool], Tensor]
 """What models [n] give for inputs [n, row, ...], or for the same inputs [row, ...] if they are shared."""
 

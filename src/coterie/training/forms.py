@@ -31,8 +31,6 @@ from coterie.training.loop import (
     train_tracks,
 )
 
-__all__ = ["FORMS", "Branch", "Form", "Loop", "Vectorised", "form_named"]
-
 BatchTensors = dict[str, Tensor]
 
 _STRICT_TRACKS, _STRICT_ROWS = 16, 128

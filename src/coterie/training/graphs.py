@@ -27,8 +27,6 @@ from torch import Tensor
 from coterie.nets.stacks import Models
 from coterie.training.loop import BatchIndices, Bundle, Objective, Schedule, Stepping, TrackRows
 
-__all__ = ["Recorder", "objective_key", "rounded_up"]
-
 log = logging.getLogger("coterie")
 
 _WINDOW = 64

@@ -8,8 +8,6 @@ from coterie.core.errors import SettingsError
 from coterie.core.fields import Checked, Count, Fraction, NonNegative, Positive, at_least, within
 from coterie.core.records import record
 
-__all__ = ["LocalTraining"]
-
 
 @record
 @dataclass(frozen=True)

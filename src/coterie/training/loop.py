@@ -23,25 +23,6 @@ from coterie.nets.net import Net
 from coterie.nets.stacks import Changes, Models
 from coterie.training.local import LocalTraining
 
-__all__ = [
-    "Batch",
-    "BatchIndices",
-    "Bundle",
-    "GradientFunction",
-    "LocalModel",
-    "Objective",
-    "Schedule",
-    "Stepping",
-    "Terms",
-    "Track",
-    "TrackRows",
-    "Trained",
-    "TrainingJob",
-    "TrainingStep",
-    "cross_entropy",
-    "train_tracks",
-]
-
 
 @dataclass(frozen=True)
 class Batch:
@@ -122,7 +103,6 @@ class Objective(Protocol):
 
     def __call__(self, model: LocalModel, batch: Any, key: Tensor) -> Tensor:
         """The loss of a batch; `key` is a scalar for keyed noise."""
-        ...
 
 
 def cross_entropy(model: LocalModel, batch: Batch, key: Tensor) -> Tensor:
@@ -230,15 +210,12 @@ class Stepping(Protocol):
     @property
     def active(self) -> Sequence[int]:
         """How many tracks are still training, by step; the first ones are."""
-        ...
 
     def step(self, number: int) -> None:
         """Take a step with the tracks that are still training."""
-        ...
 
     def result(self) -> tuple[Models, Tensor]:
         """The models and the losses of the last epoch, in the order in which the tracks were given."""
-        ...
 
 
 def train_tracks(bundles: Sequence[Stepping]) -> list[tuple[Models, Tensor]]:

@@ -11,25 +11,6 @@ import numpy as np
 from coterie.core.errors import SettingsError
 from coterie.data.dataset import Dataset
 
-__all__ = [
-    "chunks",
-    "cut",
-    "cut_to_each",
-    "deal",
-    "deal_overlapping",
-    "draw_columns",
-    "gather",
-    "imbalance",
-    "largest_fit",
-    "log_dirichlet",
-    "numbered_classes",
-    "require",
-    "require_positive",
-    "require_samples",
-    "softmax",
-    "top_up",
-]
-
 
 def require(condition: bool, name: str, value: object, allowed: str) -> None:
     """Raise the error for a setting out of range, unless the condition holds."""

@@ -25,8 +25,6 @@ from coterie.data.splits._dealing import (
 )
 from coterie.data.splits.plain import alike
 
-__all__ = ["AutoCFLInput", "AutoCFLLabel", "AutoCFLMotivation"]
-
 logger = logging.getLogger(__name__)
 
 _LABEL_GROUPS = ((0, 3), (3, 7), (4, 10), (0, 10))

@@ -21,8 +21,6 @@ from coterie.data.splits._dealing import (
     softmax,
 )
 
-__all__ = ["CAFAClasses", "CAFAMixed"]
-
 
 @split_rules.register("cafa")
 class CAFAClasses(SplitRule):

@@ -23,8 +23,6 @@ from coterie.data.splits._dealing import (
     top_up,
 )
 
-__all__ = ["Dirichlet", "Quantity"]
-
 logger = logging.getLogger(__name__)
 
 Definition = Literal["class-balanced", "class", "client", "client-prior"]

@@ -14,8 +14,6 @@ from coterie.data.dataset import Dataset
 from coterie.data.split import Split, SplitRule, split_rules
 from coterie.data.splits._dealing import gather, require
 
-__all__ = ["Given", "Natural"]
-
 
 @dataclass(frozen=True)
 class _FromPublishedUsers(SplitRule):

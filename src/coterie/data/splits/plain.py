@@ -6,8 +6,6 @@ from coterie.data.dataset import Dataset
 from coterie.data.split import Split, SplitRule, split_rules
 from coterie.data.splits._dealing import chunks, cut, deal, imbalance, numbered_classes, require, require_samples
 
-__all__ = ["IID", "LabelSkew", "alike"]
-
 
 @split_rules.register("iid")
 class IID(SplitRule):

@@ -10,8 +10,6 @@ from coterie.data.dataset import Dataset
 from coterie.data.split import Split, SplitRule, split_rules
 from coterie.data.splits._dealing import cut, deal_overlapping, numbered_classes, require, require_positive
 
-__all__ = ["SLFedDist0", "SLFedDist1", "SLFedDist2", "SLFedDist3"]
-
 logger = logging.getLogger(__name__)
 
 _LEVELS: dict[str, dict[int, int]] = {

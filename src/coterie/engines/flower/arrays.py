@@ -22,8 +22,6 @@ from coterie.core.records import record
 from coterie.nets.net import Layout, Net
 from coterie.nets.stacks import Models
 
-__all__ = ["STATISTICS", "ArrayNet", "Arrays"]
-
 STATISTICS = ("*running_mean", "*running_var")
 """Names of arrays that are running statistics, as PyTorch's normalisations call them."""
 

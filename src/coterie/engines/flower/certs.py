@@ -31,8 +31,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from coterie.clients.sealing import Identity, read_peers, write_peers, write_private
 from coterie.core.errors import SettingsError
 
-__all__ = ["LOCAL", "Certificates", "ServerFiles", "SiteFiles", "make_certificates"]
-
 log = logging.getLogger("coterie")
 
 LOCAL = ("localhost", "127.0.0.1", "::1")

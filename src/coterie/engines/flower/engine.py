@@ -28,8 +28,6 @@ from coterie.nets.net import Net
 from coterie.nets.stacks import Stack
 from coterie.server.federation import Answers, Call
 
-__all__ = ["FlowerEngine", "RoundLostError", "Task", "TooFewSitesError", "Transport", "Waiting"]
-
 log = logging.getLogger("coterie")
 
 
@@ -46,15 +44,12 @@ class Transport(Protocol):
 
     def nodes(self) -> set[int]:
         """The nodes that are connected now."""
-        ...
 
     def send(self, messages: Mapping[int, Mapping[str, bytes]]) -> dict[int, str]:
         """Send each node a message of named parts; the message's own name for each node."""
-        ...
 
     def receive(self, messages: Collection[str]) -> dict[str, bytes | None]:
         """Answers to these messages that have arrived: by message, None if the node could not answer."""
-        ...
 
 
 @dataclass(frozen=True)

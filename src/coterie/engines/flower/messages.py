@@ -11,8 +11,6 @@ from flwr.superlink.grid import http_grid
 
 from coterie.core.errors import CoterieError
 
-__all__ = ["MESSAGE_TYPE", "GridTransport", "packed", "unpacked"]
-
 log = logging.getLogger("coterie")
 
 MESSAGE_TYPE = "query"

@@ -34,8 +34,6 @@ from coterie.engines.flower.messages import MESSAGE_TYPE, packed, unpacked
 from coterie.engines.flower.site import RemoteSite
 from coterie.nets.codec import dump
 
-__all__ = ["reply", "serve"]
-
 log = logging.getLogger("coterie")
 
 _POLLS = (0.1, 1.0)

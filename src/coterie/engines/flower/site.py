@@ -29,8 +29,6 @@ from coterie.methods import methods
 from coterie.nets import codec
 from coterie.server.federation import Call
 
-__all__ = ["PROTOCOL", "RemoteSite", "Rules"]
-
 log = logging.getLogger("coterie")
 
 PROTOCOL = 1

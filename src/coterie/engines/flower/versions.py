@@ -15,8 +15,6 @@ from coterie.core.errors import CoterieError
 from coterie.nets import codec
 from coterie.nets.net import Net
 
-__all__ = ["Version", "Versions"]
-
 Version = tuple[int, int]
 """A round and the number of the call within it."""
 

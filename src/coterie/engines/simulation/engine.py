@@ -26,8 +26,6 @@ from coterie.nets.net import Factory
 from coterie.server.federation import Answers, Call
 from coterie.training.forms import FORMS, Form, form_named
 
-__all__ = ["Computing", "Simulation", "server_parts"]
-
 log = logging.getLogger("coterie")
 
 _SERVER_PART = 1000

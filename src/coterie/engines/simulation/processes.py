@@ -20,8 +20,6 @@ from typing import IO, NoReturn
 
 import torch
 
-__all__ = ["WorkerProcess", "start"]
-
 Life = Callable[[str, IO[str], IO[str]], None]
 """What a process does: called with a word, where questions come from and where answers go; a function of a module."""
 

@@ -29,8 +29,6 @@ from coterie.training.forms import Form
 from coterie.training.graphs import objective_key
 from coterie.training.loop import Terms, TrainingJob
 
-__all__ = ["Scheduler"]
-
 log = logging.getLogger("coterie")
 
 T = TypeVar("T")

@@ -35,8 +35,6 @@ from coterie.nets import codec, make_net
 from coterie.server.federation import Call
 from coterie.training.forms import form_named
 
-__all__ = ["Workers", "serve", "take"]
-
 record(CallContext)
 
 

@@ -14,8 +14,6 @@ from coterie.report.figures.kinds import Kind, Plot, kind
 from coterie.report.figures.records import NotRecordedError, Runs, Seed, clients_of, one_of_each, recorded
 from coterie.runs.folder import StoredRun
 
-__all__ = ["LossVariance", "Losses"]
-
 
 @kind("loss-variance")
 class LossVariance(Plot):

@@ -18,9 +18,6 @@ from coterie.server.scoring import Scoring
 from coterie.studies.measures import Measure, measures
 from coterie.training.local import LocalTraining
 
-__all__ = ["LocalModels", "clusterings", "first_rise"]
-
-
 _CLUSTERINGS = ("voting", "unweighted", "kmeans", "linkage", "dbscan")
 
 

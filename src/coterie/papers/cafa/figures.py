@@ -11,8 +11,6 @@ from coterie.report.figures.kinds import Plot, kind
 from coterie.report.figures.records import NotRecordedError, Runs, latest, recorded
 from coterie.runs.folder import StoredRun
 
-__all__ = ["Silhouette"]
-
 
 @kind("silhouette")
 class Silhouette(Plot):

@@ -11,8 +11,6 @@ from coterie.runs.settings import World
 from coterie.server.fitting import Record
 from coterie.studies.measures import Measure, measures
 
-__all__ = ["LabelClusters", "classification"]
-
 
 @measures.register("label-clusters")
 class LabelClusters(Measure):

@@ -7,8 +7,6 @@ from coterie.runs.settings import World
 from coterie.server.fitting import Record
 from coterie.studies.measures import Measure, measures
 
-__all__ = ["ClientLabels"]
-
 _FREQUENT = 0.01
 """The share of a client's training data from which on a label counts as frequent."""
 

@@ -12,8 +12,6 @@ from coterie.report.figures.kinds import Kind, kind
 from coterie.report.figures.records import NotRecordedError, Runs, Seed, clients_of, one_of_each, recorded
 from coterie.runs.folder import StoredRun
 
-__all__ = ["Images", "Trust"]
-
 
 @kind("trust")
 class Trust(Kind):

@@ -16,8 +16,6 @@ from coterie.server.fitting import Record
 from coterie.studies.measures import Measure, measures
 from coterie.training.local import LocalTraining
 
-__all__ = ["SyntheticSamples", "TrustCourse"]
-
 _MOMENTS = (4, 10, 30)
 """Rounds in which the uncertainty of opinions is told, besides the last."""
 

@@ -16,8 +16,6 @@ from coterie.report.figures.records import NotRecordedError, Runs, named, scaled
 from coterie.report.tables import megabytes
 from coterie.studies.statistics import ROUND_KEYS, smooth
 
-__all__ = ["Curves", "curves_figure"]
-
 Record = Mapping[str, Any]
 
 

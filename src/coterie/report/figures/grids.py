@@ -10,8 +10,6 @@ from matplotlib.figure import Figure
 
 from coterie.report.figures import style
 
-__all__ = ["Grid"]
-
 _WIDTH = 7.0
 """Of a page of A4 between its margins, in inches."""
 _NARROWEST = 1.5

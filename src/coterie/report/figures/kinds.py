@@ -20,8 +20,6 @@ from coterie.runs.folder import StoredRun
 from coterie.studies.campaign import Results
 from coterie.studies.study import FigureSpec, Place, matches
 
-__all__ = ["Kind", "Plot", "asked", "draw", "kind", "kinds"]
-
 log = logging.getLogger("coterie")
 
 K = TypeVar("K", bound="Kind")

@@ -12,22 +12,6 @@ from coterie.runs.folder import StoredRun
 from coterie.runs.identity import world_of
 from coterie.studies.statistics import statistic
 
-__all__ = [
-    "NotRecordedError",
-    "Runs",
-    "Seed",
-    "clients_of",
-    "gains",
-    "label_counts",
-    "named",
-    "one_of_each",
-    "over_seeds",
-    "recorded",
-    "scaled",
-    "setting",
-    "value",
-]
-
 Runs = Mapping[str, Sequence[StoredRun]]
 """Runs by what to call them: those of one name are of different seeds."""
 

@@ -25,8 +25,6 @@ from coterie.report.figures.records import (
 )
 from coterie.runs.folder import StoredRun
 
-__all__ = ["PCA", "Labels", "Matrix", "Mixing", "split_figure"]
-
 Groups = Sequence[int | None]
 
 

@@ -28,8 +28,6 @@ from coterie.runs.folder import StoredRun
 from coterie.runs.identity import world_of
 from coterie.studies.statistics import statistic
 
-__all__ = ["Bars", "Gain", "Spread", "Sweep", "clients_figure", "gained_over", "run_figure"]
-
 Record = Mapping[str, Any]
 
 

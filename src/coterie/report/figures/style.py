@@ -20,34 +20,6 @@ from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from matplotlib.transforms import Bbox
 
-__all__ = [
-    "PALETTE",
-    "SMALL",
-    "STYLE",
-    "banded",
-    "entitle",
-    "extent",
-    "figure",
-    "fitted",
-    "handles",
-    "headed",
-    "heat",
-    "legend",
-    "legend_below",
-    "legend_rows",
-    "logarithmic",
-    "look",
-    "mark_groups",
-    "name_clients",
-    "panels",
-    "points",
-    "save",
-    "shortened",
-    "svg",
-    "whole_numbers",
-    "wrapped",
-]
-
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999", "#000000")
 """Okabe and Ito's colours, which colour-blind people can tell apart, but grey for yellow, which paper swallows."""
 
