@@ -10,7 +10,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Literal, get_args, get_origin
 
-from coterie.core.declarations import Declared, Option, Source, declaration
+from coterie.core.declarations import Declared, Option, SourceFile, declaration
 from coterie.methods import methods
 
 _COMMAND = "coterie methods --write docs/methods"
@@ -66,7 +66,7 @@ def _common() -> tuple[Option, ...]:
     return declaration("coterie.server.method", "Method").options
 
 
-Functions = dict[str, tuple[Source, ast.FunctionDef]]
+Functions = dict[str, tuple[SourceFile, ast.FunctionDef]]
 """Functions by name, with the files in which they are defined."""
 
 

@@ -1,1 +1,1 @@
-"""What everything rests on: errors, keyed randomness, things chosen by name, files."""
+"""What all rooms use: errors, keyed randomness, things chosen by name and their options, arrays, files."""

@@ -9,7 +9,7 @@ from coterie.core.errors import SettingsError
 
 
 def as_array(name: str, value: Any, *axes: int) -> np.ndarray:
-    """Numbers as an array of float64 with one of these numbers of axes, at least one row and nothing but numbers."""
+    """A copy in float64, refused if it is empty, not finite, or of other numbers of axes than these."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().double().numpy()
     try:
@@ -28,7 +28,7 @@ def as_array(name: str, value: Any, *axes: int) -> np.ndarray:
 
 
 def as_counts(name: str, value: Any, length: int | None = None) -> np.ndarray:
-    """One number per client, none below 0, for so many clients if that is known."""
+    """One number per client, none below 0; `length` is the number of clients, where it is known."""
     array = as_array(name, value, 1)
     if length is not None and len(array) != length:
         raise SettingsError(f"{name}: {len(array)} numbers for {length} clients")
@@ -38,7 +38,7 @@ def as_counts(name: str, value: Any, length: int | None = None) -> np.ndarray:
 
 
 def as_square(name: str, value: Any, symmetric: bool = False) -> np.ndarray:
-    """A number for every pair of clients, [client, client]; made exactly symmetric where it has to be."""
+    """A number for every pair of clients, [client, client]; `symmetric` refuses others, and evens out rounding."""
     array = as_array(name, value, 2)
     if array.shape[0] != array.shape[1]:
         raise SettingsError(f"{name} of shape {array.shape}: expected a number for every pair, [client, client]")
@@ -51,7 +51,7 @@ def as_square(name: str, value: Any, symmetric: bool = False) -> np.ndarray:
 
 
 def everywhere(matrix: Any, clients: Any, count: int) -> np.ndarray:
-    """What is known of every pair of some clients, as a matrix of so many [client, client]; NaN for all others."""
+    """A matrix of some clients, put into one of all `count` clients, [client, client]; NaN where it says nothing."""
     matrix = matrix.detach().cpu().numpy() if isinstance(matrix, Tensor) else np.asarray(matrix)
     whole = np.full((count, count), np.nan)
     whole[np.ix_(clients, clients)] = matrix

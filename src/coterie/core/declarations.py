@@ -1,7 +1,7 @@
-"""What classes declare: of classes at hand, and of classes in files that are read and not imported.
+"""What classes declare as their options, read from imported classes or from source files that are not imported.
 
-Importing a method takes torch, and more than a second. What it is called, what it does and what it can be told stands
-in its file as plain text: `read` gives such a file, `declaration` and `declared` the classes in it.
+Importing a method takes torch, and more than a second. But its name, what it does and its options stand in its file as
+plain text: `read` parses such a file, `declaration` gives one class of it, `declared` those that a decorator names.
 """
 
 import ast
@@ -23,26 +23,26 @@ from coterie.core.fields import Effect, Range, effect_of, range_of
 
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """One field of a class: what the command line, the settings file and the documentation derive from."""
+    """One field of a class. The command line, the settings file and the documentation derive from it."""
 
     name: str
     type: Any
     default: Any
     help: str
     effect: Effect = Effect.RESULTS
-    """What another value changes."""
+    """What another value of it changes."""
     allowed: Range | None = None
-    """Which numbers it takes, if the field says so."""
+    """The numbers that it takes, if the field has a range."""
 
     @property
     def decides(self) -> bool:
-        """Whether runs with another value are others, in their results or in what is written down of them."""
+        """Whether another value makes a run another one, in its results or in what is written down of it."""
         return self.effect >= Effect.RECORD
 
 
 @cache
 def options(cls: type) -> tuple[Option, ...]:
-    """The fields of a dataclass with their types, defaults and the docstrings below them, inherited ones first."""
+    """The fields of a dataclass, inherited ones first, with their types, defaults and the docstrings below them."""
     helps: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         helps |= _helps(_body(base))
@@ -61,11 +61,11 @@ def _options(cls: type, helps: Mapping[str, str]) -> tuple[Option, ...]:
 
 @cache
 def _body(cls: type) -> list[ast.stmt]:
-    """The statements in a class, where its source is at hand."""
+    """The statements in a class; none where there are no fields in it, or its source cannot be found."""
     if not inspect.get_annotations(cls):
-        return []  # and so it has no fields
+        return []
     try:
-        # Python finds a class by parsing its whole module, each time. One inside of a function is left to it.
+        # `inspect` would parse the whole module for each class. It is left the classes that are defined in functions.
         found = read(cls.__module__).definition(cls.__qualname__)
         node = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0] if found is None else found[1]
     except (AttributeError, ImportError, OSError, SyntaxError, TypeError, ValueError):
@@ -74,7 +74,7 @@ def _body(cls: type) -> list[ast.stmt]:
 
 
 def _helps(body: list[ast.stmt]) -> dict[str, str]:
-    """Docstrings below fields: Python does not keep them, so they are read from the source."""
+    """The docstrings below the fields of a class, on one line each. Python does not keep them."""
     docs = {}
     for field, doc in pairwise(body):
         match field, doc:
@@ -83,8 +83,8 @@ def _helps(body: list[ast.stmt]) -> dict[str, str]:
     return docs
 
 
-class Source:
-    """A module's file, read and not run. As a mapping it gives the values of names, for evaluating expressions."""
+class SourceFile:
+    """A module's file, parsed and not run. As a mapping of names to values it serves to evaluate expressions."""
 
     def __init__(self, module: str) -> None:
         self.module = module
@@ -108,7 +108,7 @@ class Source:
                     self._imports |= {alias.asname or alias.name: (origin, alias.name) for alias in node.names}
 
     def __getitem__(self, name: str) -> Any:
-        """What a name stands for. A constant is evaluated; for what must be run, its module is imported."""
+        """The value of a name: a constant is evaluated; for anything else, the module that defines it is imported."""
         if name in self._values:
             return self.value(self._values[name])
         if name in self._imports:
@@ -119,11 +119,11 @@ class Source:
         return getattr(import_module(self.module), name)
 
     def value(self, expression: ast.expr) -> Any:
-        """What an expression at the top of the module, or in a class there, stands for."""
+        """The value of an expression that stands at the top of the module or in a class there."""
         return eval(compile(ast.Expression(expression), self.module, "eval"), {}, cast(Any, self))
 
-    def definition(self, name: str) -> "tuple[Source, ast.ClassDef | ast.FunctionDef] | None":
-        """Where the class or function of ours that a name stands for is defined, and how."""
+    def definition(self, name: str) -> "tuple[SourceFile, ast.ClassDef | ast.FunctionDef] | None":
+        """The definition that a name here stands for, and its file; None if it is no class or function of ours."""
         if name in self._definitions:
             return self, self._definitions[name]
         origin, original = self._imports.get(name, ("", ""))
@@ -134,7 +134,7 @@ class Source:
 
 
 def _file_of(module: str) -> Path:
-    """A module's file, if need be by its place in the package that holds all, which alone is imported for that."""
+    """A module's file. If it is not imported yet, only the topmost package is, to find the file below its folder."""
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is not None:
         return Path(file)
@@ -143,15 +143,15 @@ def _file_of(module: str) -> Path:
     return place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
 
 
-read = cache(Source)
-"""A module's file by the name of the module; each is read once."""
+read = cache(SourceFile)
+"""The file of a module, by the name of the module; each is parsed once."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Declared:
-    """A class as its file declares it."""
+    """A class as it stands in its file."""
 
-    source: Source
+    source: SourceFile
     node: ast.ClassDef
 
     @property
@@ -171,12 +171,12 @@ class Declared:
 
     @cached_property
     def options(self) -> tuple[Option, ...]:
-        """What `options` says of the class when it is imported."""
+        """The same as `options` gives for the imported class."""
         fields: dict[str, Any] = {}
         helps: dict[str, str] = {}
         for cls in reversed(self.lineage):
             helps |= _helps(cls.node.body)
-            if cls.node.decorator_list:  # the fields of a class that is no dataclass are no options
+            if cls.node.decorator_list:  # without a decorator it is no dataclass, and has no fields of its own
                 fields |= cls._fields
         stand_in = dataclasses.make_dataclass(self.node.name, fields.values(), init=False, repr=False, eq=False)
         return _options(stand_in, helps)
@@ -194,7 +194,7 @@ class Declared:
         return found
 
     def constant(self, name: str) -> Any:
-        """What a plain name in the body of the class stands for, or of the nearest class that it derives from."""
+        """The value that the class, or the nearest one that it derives from, assigns to a name; None if none does."""
         for cls in self.lineage:
             for statement in cls.node.body:
                 match statement:
@@ -203,7 +203,7 @@ class Declared:
         return None
 
     def imported(self) -> Any:
-        """The class itself."""
+        """The class itself; its module is imported now."""
         return getattr(import_module(self.source.module), self.node.name)
 
 
@@ -215,7 +215,7 @@ def declaration(module: str, name: str) -> Declared:
 
 
 def declared(package: str, decorator: str) -> dict[str, Declared]:
-    """The classes in the files of a package that a decorator is given a name for, by that name."""
+    """The classes in the files of a package that are decorated with `@decorator("name")`, by these names."""
     found = {}
     for module in pkgutil.iter_modules(import_module(package).__path__):
         source = read(f"{package}.{module.name}")

@@ -1,4 +1,4 @@
-"""Errors that name the thing, the value and the way out."""
+"""Errors whose messages say which setting or thing is wrong, its value, and what to do."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -32,7 +32,7 @@ class ProgramError(CoterieError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> SettingsError:
-    """The error for a name that is not known, with the nearest known ones."""
+    """The error for a name that is not among the known ones; it proposes the most similar of these."""
     names = sorted(known)
     near = get_close_matches(str(name).lower(), names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(names)}"

@@ -1,10 +1,10 @@
-"""What a field says of itself: which values it takes, and whether it decides a result.
+"""What the type of a field says besides: which values it takes, and what another value of it changes.
 
     mu: Annotated[float, at_least(0)] = 0.01
     workers: Annotated[int | None, at_least(0), WITHOUT_EFFECT] = None
 
-It stands once, at the field. Classes with such fields check them when an instance is made, and whatever compares runs
-reads there what makes them different.
+Both stand once, at the field. A class that derives from `Checked` refuses other values when an instance is made, and
+code that asks whether two runs are the same reads the `Effect`.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ from coterie.core.errors import SettingsError
 
 @dataclass(frozen=True)
 class Range:
-    """Which numbers a field takes: all between two, with or without these themselves."""
+    """The numbers that a field takes: those from `least` to `most`, with or without these two themselves."""
 
     least: float
     most: float
     words: str
-    """How an error says it."""
+    """What an error says that is allowed."""
     without_least: bool = False
     without_most: bool = False
 
@@ -35,29 +35,29 @@ class Range:
 
 
 def at_least(least: float, words: str = "") -> Range:
-    """This number or more."""
+    """A range: this number and all above."""
     return Range(least, inf, words or (f"{least:g} or more" if least == 0 else f"at least {least:g}"))
 
 
 def above(least: float, words: str = "") -> Range:
-    """More than this number."""
+    """A range: all above this number."""
     return Range(least, inf, words or f"above {least:g}", without_least=True)
 
 
 def within(interval: str, words: str = "") -> Range:
-    """An interval as it is written: `[0, 1)` is from 0 to below 1."""
+    """A range as it is written in mathematics: `[0, 1)` is from 0, which is allowed, to 1, which is not."""
     least, most = (float(number) for number in interval[1:-1].split(","))
     return Range(least, most, words or f"in {interval}", interval[0] == "(", interval[-1] == ")")
 
 
 Count = Annotated[int, at_least(1)]
-"""How many: a whole number from 1 on."""
+"""A whole number of things, at least one."""
 NonNegative = Annotated[float, at_least(0)]
 Positive = Annotated[float, above(0)]
 Share = Annotated[float, within("[0, 1]")]
-"""A part of a whole, up to all of it."""
+"""A part of something, from none to all of it."""
 Fraction = Annotated[float, within("[0, 1)")]
-"""A part of a whole that is never all of it."""
+"""A part of something that is never all of it."""
 
 
 class Effect(IntEnum):
@@ -65,25 +65,25 @@ class Effect(IntEnum):
 
     NOTHING = 0
     COURSE = 1
-    """No result, but a run has one value from its beginning to its end."""
+    """No result; but a run has one value from its beginning to its end."""
     RECORD = 2
-    """No result, but what is written down of a run besides: such runs are not interchangeable."""
+    """No result; but what a run writes down besides, so that such runs cannot stand for each other."""
     RESULTS = 3
 
 
 WITHOUT_EFFECT = Effect.NOTHING
-"""Marks a field that says where or how something is computed, or how long is waited: results are the same with any
-value, but for the rounding of sums. It tells no runs apart, and a run that was stopped goes on with another value."""
+"""Marks a field that says where or how something is computed, or how long to wait. Results are the same with any value,
+but for the rounding of sums: it does not make a run another one, and a run that was stopped may go on with another."""
 
 
 def extras_of(hint: Any) -> tuple[Any, ...]:
-    """What is said of a field besides its type, also inside of `Count | None` and the like."""
+    """What stands in the `Annotated` of a field's type, also where that is a part of the type, as in `Count | None`."""
     own: tuple[Any, ...] = hint.__metadata__ if get_origin(hint) is Annotated else ()
     return own + tuple(extra for part in get_args(hint) if not isinstance(part, Range) for extra in extras_of(part))
 
 
 def range_of(hint: Any) -> Range | None:
-    """Which numbers a field of this type takes, if it says so."""
+    """The range of a field of this type, if it has one."""
     return next((extra for extra in extras_of(hint) if isinstance(extra, Range)), None)
 
 
@@ -94,14 +94,14 @@ def effect_of(hint: Any) -> Effect:
 
 @cache
 def _ranges(cls: Any) -> dict[str, Range]:
-    """The ranges of a class's fields."""
+    """The ranges of those fields of a class that have one."""
     hints = get_type_hints(cls, include_extras=True)
     found = {field.name: range_of(hints[field.name]) for field in dataclasses.fields(cls)}
     return {name: allowed for name, allowed in found.items() if allowed is not None}
 
 
 class Checked:
-    """Base of dataclasses whose fields say which values they take: they are checked when an instance is made."""
+    """Base of dataclasses whose fields have ranges: a value out of range is refused when an instance is made."""
 
     def __post_init__(self) -> None:
         cls: Any = type(self)
@@ -110,7 +110,7 @@ class Checked:
 
 
 def check_range(name: str, value: Any, allowed: Range | None) -> None:
-    """Refuse a number, or some of several, that a field does not take."""
+    """Refuse a number, or several of which one is, out of a field's range; None is always allowed."""
     numbers = value if isinstance(value, tuple) else () if value is None else (value,)
     if allowed is not None and not all(number in allowed for number in numbers):
         raise SettingsError(f"{name}={value}: {allowed.words}")

@@ -6,21 +6,23 @@ from contextlib import suppress
 from pathlib import Path
 
 PART = ".part"
-"""How the name of a file ends that is still being written."""
+"""The ending of the name of a file that is still being written."""
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file so that it is never seen half-written, whoever else writes it."""
+    """Write a file so that nobody ever sees a part of it, even if several processes write it at once."""
     part = path.with_name(f"{path.name}.{os.getpid()}{PART}")
     part.write_bytes(content.encode() if isinstance(content, str) else content)
     part.replace(path)
 
 
 def lock_folder(folder: Path) -> Callable[[], None] | None:
-    """Keep other processes, and others in this one, from locking a folder: how to unlock it, or None if it is locked.
+    """Lock a folder. What is returned unlocks it; None says that it is locked already, be it by this very process.
 
-    The system unlocks it when this process ends, however that happens. Nothing is written. Where there are no such
-    locks, on Windows and on some shared disks, nobody is kept out.
+    The lock is on the folder itself (flock) and nothing is written, while filelock would need a file in it: a command
+    that is refused must leave a run's folder as it is, to the time of its last change. The system unlocks it when this
+    process ends, however that happens. Where there are no such locks, on Windows and on some shared disks, nobody is
+    kept out.
     """
     try:
         import fcntl

@@ -1,8 +1,8 @@
-"""Classes and functions that are named in files and messages.
+"""The names that classes and functions have in files and messages.
 
-Run folders, worker processes and real sites name classes and programs, and never bring code along. A name lasts: a
-file that was written before code moved to another folder can still be read, and a site with the older code still
-understands what it is asked.
+Files of a run, and messages to worker processes and real sites, name classes and programs, and never bring code along.
+Such a name never changes, also where the code moves to another folder: files that were written before can still be
+read, and a site with the older code still understands what it is asked.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any, TypeVar, dataclass_transform
 T = TypeVar("T")
 
 records: dict[str, type] = {}
-"""All classes whose instances can be made from bytes, by the name that stands there."""
+"""All classes whose instances can be stored and sent, by their names in files and messages."""
 
 _LASTING = {
     "coterie.flower.apps.AppFacts": "coterie.engines.flower.apps.About",
@@ -24,7 +24,7 @@ _LASTING = {
     "coterie.server.scoring": "coterie.scoring",
     "coterie.training.local": "coterie.training",
 }
-"""Classes and modules that had another name when the first files and messages were written, and that name."""
+"""The first names of classes and modules that are called otherwise today: files and messages keep to these."""
 
 
 def stored_name(thing: Any) -> str:
@@ -34,7 +34,7 @@ def stored_name(thing: Any) -> str:
 
 
 def record(cls: type[T]) -> type[T]:
-    """Let instances of a dataclass travel and be stored."""
+    """Decorate a dataclass whose instances can be stored in files and sent in messages."""
     records[stored_name(cls)] = cls
     return cls
 

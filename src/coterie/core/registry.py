@@ -1,4 +1,4 @@
-"""Things that are chosen by name: methods, splits, data sets. Each is a class whose fields are its options."""
+"""Methods, splits, data sets and the like, which are chosen by name. Each is a class whose fields are its options."""
 
 import dataclasses
 import inspect
@@ -8,7 +8,7 @@ from functools import cached_property
 from math import isfinite
 from numbers import Integral, Real
 from types import UnionType
-from typing import Any, Generic, TypeVar, Union, cast, dataclass_transform, get_args, get_origin
+from typing import Any, Generic, TypeVar, Union, dataclass_transform, get_args, get_origin
 
 from coterie.core.declarations import Declared, Option, declared, options
 from coterie.core.errors import SettingsError, unknown
@@ -19,8 +19,9 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """Classes by name. Registering makes a class a frozen dataclass, so that its options are declared once.
 
-    A registry may be told of a package whose files register classes. What these files declare is then read from them,
-    and a file is imported when its class is asked for. A class of that name from elsewhere goes before.
+    A registry may be told of a package whose files register classes. Which ones, and with which options, is then read
+    from these files without importing them; a file is imported when its class is asked for. A class from elsewhere
+    takes the place of one of the package that has its name.
     """
 
     def __init__(self, kind: str) -> None:
@@ -31,7 +32,7 @@ class Registry(Generic[T]):
         self._decorators = ("", "")
 
     def found_in(self, package: str, register: str, variant: str) -> None:
-        """Say which package has files of classes, and what the decorators are called that register them there."""
+        """Name the package whose files register classes, and the decorators by which they do it, as they call them."""
         self._package, self._decorators = package, (register, variant)
 
     @dataclass_transform(frozen_default=True)
@@ -65,7 +66,7 @@ class Registry(Generic[T]):
         return decorate
 
     def _keep(self, classes: dict[str, type[T]], name: str, cls: type[T]) -> None:
-        """Remember a class, but for those of the package: they are found in its files, whether imported or not."""
+        """Remember a class, unless it is of the package: those are always found in its files, also when imported."""
         if not self._package or not cls.__module__.startswith(f"{self._package}."):
             classes[name] = cls
 
@@ -78,7 +79,7 @@ class Registry(Generic[T]):
         return declared(self._package, self._decorators[1]) if self._package else {}
 
     def __getitem__(self, name: str) -> type[T]:
-        return self._classes[name] if name in self._classes else self.declared(name).imported()
+        return _imported(self._found(name))
 
     def __contains__(self, name: str) -> bool:
         return name in self._classes or name in self._declared
@@ -92,22 +93,24 @@ class Registry(Generic[T]):
             one.imported()
 
     def declared(self, name: str) -> Declared:
-        """What the package's files say of a class, which is not imported."""
+        """A class of the package as its file declares it, without importing it."""
         if name not in self._declared:
             raise unknown(self.kind, name, self)
         return self._declared[name]
 
     def doc(self, name: str) -> str:
-        """All that is written about a class."""
-        return _doc(self._classes[name]) if name in self._classes else self.declared(name).doc
+        """The docstring of a class."""
+        found = self._found(name)
+        return found.doc if isinstance(found, Declared) else _doc(found)
 
     def summary(self, name: str) -> str:
-        """The first sentence of that, for lists."""
+        """The first line of a class's docstring, for lists."""
         return self.doc(name).split("\n", 1)[0]
 
     def class_name(self, name: str) -> str:
-        """What a class is called in Python."""
-        return self._classes[name].__name__ if name in self._classes else self.declared(name).node.name
+        """The name of a class in Python."""
+        found = self._found(name)
+        return found.node.name if isinstance(found, Declared) else found.__name__
 
     def make(self, name: str, **values: Any) -> T:
         """An instance with the given options; an unknown option or a value of the wrong kind is an error that helps."""
@@ -115,37 +118,37 @@ class Registry(Generic[T]):
         for key, value in values.items():
             if key not in known:
                 raise unknown(f"option of the {self.kind} {name}", key, known)
-            values[key] = checked(f"{key}", value, known[key].type)
-        apart = {option.name: option.default for option in self._apart(name)}
-        if any(values[key] != usual for key, usual in apart.items() if key in values):
-            return self._variant(name)(**values)
-        return self[name](**{key: value for key, value in values.items() if key not in apart})
+            values[key] = checked(key, value, known[key].type)
+        plain = {option.name for option in _fields(self._found(name))}
+        if any(values[key] != known[key].default for key in values.keys() - plain):
+            return _imported(self._variant(name))(**values)
+        return self[name](**{key: value for key, value in values.items() if key in plain})
 
     def options(self, name: str) -> tuple[Option, ...]:
-        """What a class can be told, also what only its variant can."""
-        return self._plain(name) + self._apart(name)
+        """The fields of a class, and those that only its variant has."""
+        plain, variant = _fields(self._found(name)), self._variant(name)
+        names = {option.name for option in plain}
+        return plain + tuple(option for option in _fields(variant) if option.name not in names) if variant else plain
 
-    def _plain(self, name: str) -> tuple[Option, ...]:
-        """The fields of a class itself."""
-        return options(cast(type, self._classes[name])) if name in self._classes else self.declared(name).options
+    def _found(self, name: str) -> type[T] | Declared:
+        """A class, or how its file declares it."""
+        return self._classes.get(name) or self.declared(name)
 
-    def _apart(self, name: str) -> tuple[Option, ...]:
-        """The fields that only the variant of a class has."""
-        if name in self._variants:
-            fields = options(cast(type, self._variants[name]))
-        elif name in self._declared_variants:
-            fields = self._declared_variants[name].options
-        else:
-            return ()
-        common = {option.name for option in self._plain(name)}
-        return tuple(option for option in fields if option.name not in common)
+    def _variant(self, name: str) -> type[T] | Declared | None:
+        """The variant of a class, or how its file declares it, if there is one."""
+        return self._variants.get(name) or self._declared_variants.get(name)
 
-    def _variant(self, name: str) -> type[T]:
-        return self._variants[name] if name in self._variants else self._declared_variants[name].imported()
+
+def _fields(cls: Any) -> tuple[Option, ...]:
+    return cls.options if isinstance(cls, Declared) else options(cls)
+
+
+def _imported(cls: Any) -> Any:
+    return cls.imported() if isinstance(cls, Declared) else cls
 
 
 def first_line(thing: Any) -> str:
-    """The first sentence of a docstring, for lists."""
+    """The first line of a thing's docstring, for lists."""
     return _doc(thing).split("\n", 1)[0]
 
 
@@ -154,10 +157,10 @@ def _doc(thing: Any) -> str:
 
 
 def checked(name: str, value: Any, hint: Any) -> Any:
-    """The value, if it is of the declared kind.
+    """The value of an option, if it has the type that its field declares, else an error.
 
-    Whole numbers pass for floats, lists for tuples, NumPy's numbers for ours. Infinity and not-a-number do not pass: no
-    option means anything with them.
+    Whole numbers are taken as floats, lists as tuples, NumPy's numbers as Python's. Infinity and not-a-number are
+    refused: they mean nothing for any option.
     """
     allowed = get_args(hint) if _is_union(hint) else (hint,)
     for kind in allowed:
