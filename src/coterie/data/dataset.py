@@ -33,13 +33,13 @@ class Dataset:
     """The published test part, if there is one."""
 
     labels: tuple[str, ...] = ()
-    """What the classes are called. Fixes the number of outputs, whatever labels a client happens to have."""
+    """The names of the classes. Their number is that of a net's outputs, whatever labels a client happens to have."""
 
     users: np.ndarray | None = None
-    """Who each sample is from, [sample], for the natural split."""
+    """The user that each sample is from, [sample], for the split `natural`."""
 
     name: str = "own"
-    """What tables call it."""
+    """Its name in tables."""
 
     def __post_init__(self) -> None:
         x, y = _array(self.name, self.x), _array(self.name, self.y).reshape(-1)
@@ -65,8 +65,8 @@ class Dataset:
         if test.x.dtype != self.x.dtype:
             raise DataError(f"{self.name}: test samples are {test.x.dtype}, the others {self.x.dtype}")
         if test.labels != self.labels:
-            # A test part built on its own numbered its labels by itself: number them as the training part does, where
-            # whole numbers from 0 on are places if names are given.
+            # The test part was made on its own, and so its labels were numbered on their own: here they get the numbers
+            # of the training part. If names are given, whole numbers from 0 on are places among these already.
             places = named and test.labels == tuple(map(str, range(test.classes)))
             y = test.y if places else np.asarray(test.labels)[test.y]
             object.__setattr__(self, "test", replace(test, y=y, labels=self.labels))
@@ -97,18 +97,18 @@ class Dataset:
         return self.x.mean(axes, dtype=np.float64), self.x.std(axes, dtype=np.float64)
 
     def subset(self, index: Any) -> "Dataset":
-        """Some of the samples; the test part and the label set stay."""
+        """The data set with only these samples to train on; the test part and the classes stay."""
         users = None if self.users is None else self.users[index]
         return replace(self, x=self.x[index], y=self.y[index], users=users)
 
     def limited(self, samples: int, seed: int = 0) -> "Dataset":
-        """A random part of the training samples."""
+        """The data set with so many random samples to train on; the test part and the classes stay."""
         if not 0 < samples <= len(self):
             raise DataError(f"limit={samples}: {self.name} has {len(self)} training samples")
         return self.subset(np.sort(generator(seed, "limit").permutation(len(self))[:samples]))
 
     def held_out(self, share: float, seed: int = 0) -> "Dataset":
-        """The same data with a random share of every class set aside as the test part."""
+        """The data set with a random share of every class set aside as its test part."""
         if not 0 < share < 1:
             raise DataError(f"hold_out={share}: a share in (0, 1)")
         rng = generator(seed, "hold out")
@@ -122,7 +122,7 @@ class Dataset:
 
 
 def _histogram(values: np.ndarray) -> np.ndarray:
-    """How often each byte occurs, counted in parts: `bincount` makes eight bytes of each, too many for the caches."""
+    """How often each byte occurs. Counted in parts: `bincount` makes eight bytes of one, too many for the caches."""
     flat, part = values.reshape(-1), 1 << 18
     hits = np.zeros(256, dtype=np.int64)
     for start in range(0, len(flat), part):
@@ -159,14 +159,14 @@ def _inputs(name: str, x: np.ndarray) -> np.ndarray:
 
 
 _MANY = 20
-"""As many different fractions as labels may be classes; more, if hardly any occurs twice, are not."""
+"""Labels with more different values than this, half of which occur but once, are no classes if they are fractions."""
 
 
 def _encoded(name: str, y: np.ndarray, labels: Sequence[Any]) -> tuple[tuple[str, ...], np.ndarray]:
-    """The label names and the labels as places in them.
+    """The names of the classes, and for each sample the place of its label among them.
 
-    Whole numbers are places already, if names are given or if they run from 0; other values are numbered in sorted
-    order.
+    Labels that are whole numbers are places already, if names are given or if all numbers from 0 on occur; other labels
+    are numbered in sorted order.
     """
     names = tuple(map(str, labels))
     if len(set(names)) < len(names):

@@ -1,4 +1,4 @@
-"""Data that users bring: an npz file, a folder of images, a torch dataset."""
+"""Data that users bring: from an npz file, a folder of images or a torch dataset."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +8,7 @@ import numpy as np
 
 from coterie.core.errors import DataError, SettingsError
 from coterie.data.dataset import Dataset
-from coterie.data.readers import read_npz
+from coterie.data.readers import read_npz, reading
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -101,14 +101,12 @@ def _array(value: Any) -> np.ndarray:
 
 
 def _folders(path: Path) -> list[Path]:
-    try:
+    with reading(path, "a folder"):
         return sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read as a folder ({error})") from error
 
 
 def _image_files(folder: Path) -> dict[str, list[Path]]:
-    """The image files of each class; other files are passed over."""
+    """The image files in the folder of each class; files that are no images are left out."""
     classes = {
         place.name: sorted(
             file for file in place.iterdir() if file.suffix.lower() in _SUFFIXES and not file.name.startswith(".")
@@ -124,7 +122,7 @@ def _image_files(folder: Path) -> dict[str, list[Path]]:
 
 
 def _common_form(files: Sequence[Path], size: int | tuple[int, int] | None) -> tuple[str, tuple[int, int]]:
-    """The mode, L or RGB, and the height and width that all images are brought to. Only headers are read."""
+    """The mode, L or RGB, and the height and width to which all images are converted. Only headers are read."""
     modes, shapes = zip(*map(_header, files), strict=True)
     mode = "L" if _GREY_MODES.issuperset(modes) else "RGB"
     if size is not None:
@@ -153,10 +151,8 @@ def _header(file: Path) -> tuple[str, tuple[int, int]]:
 def _opened(file: Path) -> "Image":
     from PIL import Image
 
-    try:
+    with reading(file, "an image", Image.DecompressionBombError):
         return Image.open(file)
-    except (OSError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{file}: cannot be read as an image ({error})") from error
 
 
 def _pixels(
@@ -174,12 +170,9 @@ def _loaded(file: Path, mode: str, shape: tuple[int, int]) -> np.ndarray:
     from PIL import Image
 
     height, width = shape
-    try:
-        with _opened(file) as image:
-            # Through the mode with transparency: some palettes have it, and dropping it at once makes Pillow warn.
-            plain = image.convert("RGBA").convert(mode) if image.mode in ("P", "PA") else image.convert(mode)
-            if plain.size != (width, height):
-                plain = plain.resize((width, height), Image.Resampling.BILINEAR)
-            return np.asarray(plain)
-    except (OSError, ValueError, SyntaxError) as error:
-        raise DataError(f"{file}: cannot be read as an image ({error})") from error
+    with reading(file, "an image", SyntaxError), _opened(file) as image:
+        # Through the mode with transparency: some palettes have it, and dropping it at once makes Pillow warn.
+        plain = image.convert("RGBA").convert(mode) if image.mode in ("P", "PA") else image.convert(mode)
+        if plain.size != (width, height):
+            plain = plain.resize((width, height), Image.Resampling.BILINEAR)
+        return np.asarray(plain)

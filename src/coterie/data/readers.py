@@ -10,7 +10,8 @@ import math
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
@@ -21,17 +22,27 @@ from coterie.core.errors import DataError
 _COLOUR = (3, 32, 32)
 _COLOUR_BYTES = math.prod(_COLOUR)
 _COARSE_CLASSES = 20  # of CIFAR-100
+_FAILURES: tuple[type[Exception], ...] = (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error)
+
+
+@contextmanager
+def reading(path: object, kind: str = "", *more: type[Exception]) -> Iterator[None]:
+    """Turn what fails while a file is read into an error that names the file and the kind that it should be of.
+
+    What is meant are the failures of Python's and NumPy's readers, and `more` that another library has.
+    """
+    try:
+        yield
+    except _FAILURES + more as error:
+        raise DataError(f"{path}: cannot be read{kind and f' as {kind}'} ({error})") from error
 
 
 def read_idx(path: Path) -> np.ndarray:
     """An array of unsigned bytes in the idx format of MNIST, plain or gzipped."""
-    try:
-        with _opened(path) as stream:
-            shape = _idx_shape(path, stream)
-            expected = math.prod(shape)
-            content = _read(stream, expected + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
+    with reading(path), _opened(path) as stream:
+        shape = _idx_shape(path, stream)
+        expected = math.prod(shape)
+        content = _read(stream, expected + 1)
     if len(content) != expected:
         found = "more" if len(content) > expected else f"{len(content):,}"
         _refuse(path, f"{expected:,} bytes after the header, for {_times(shape)}", found)
@@ -57,7 +68,8 @@ def read_cifar(path: Path, classes: int) -> tuple[np.ndarray, np.ndarray]:
     """
     label_bytes = 2 if classes == 100 else 1
     record = label_bytes + _COLOUR_BYTES
-    content = _all_bytes(path)
+    with reading(path):
+        content = np.fromfile(path, dtype=np.uint8)
     if len(content) == 0 or len(content) % record:
         _refuse(path, f"a multiple of {record:,} bytes", f"{len(content):,}")
     rows = content.reshape(-1, record)
@@ -71,10 +83,8 @@ def read_svhn(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Images [sample, 3, 32, 32] and labels of a file of SVHN's format 2, cropped digits."""
     from scipy.io import loadmat
 
-    try:
+    with reading(path, "a MATLAB file", Exception):  # scipy raises a dozen kinds for a file that is cut off
         content = loadmat(path, variable_names=("X", "y"))
-    except Exception as error:  # scipy raises whatever its parser stumbles over: a dozen kinds for a cut file
-        raise DataError(f"{path}: cannot be read as a MATLAB file ({error})") from error
     if missing := {"X", "y"} - set(content):
         _refuse(path, "the variables X and y", f"no {' and no '.join(sorted(missing))}")
     x, y = content["X"], content["y"].reshape(-1)
@@ -87,7 +97,7 @@ def read_svhn(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_leaf(paths: Sequence[Path], classes: int = 62) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Images [sample, 28, 28], labels and users [sample] of the files of one part of LEAF's FEMNIST.
+    """Images [sample, 28, 28], labels and users [sample] from all files of the training or test part of LEAF's FEMNIST.
 
     LEAF divides bytes by 255 and writes them as decimals; here they are bytes again.
     """
@@ -124,16 +134,13 @@ def read_imagenet32(path: Path, classes: int = 1000) -> tuple[np.ndarray, np.nda
 
 def read_npz(path: Path, required: Sequence[str], optional: Sequence[str] | None = None) -> dict[str, np.ndarray]:
     """Arrays of an npz file by name; with `optional` given, a name that is in neither list is an error."""
-    try:
-        with path.open("rb") as stream:
-            if not zipfile.is_zipfile(stream):
-                _refuse(path, "an .npz file", "another kind, or part of one")
-            stream.seek(0)
-            with np.load(stream, allow_pickle=False) as archive:
-                _check_names(path, set(archive.files), required, optional)
-                return {name: archive[name] for name in (*required, *(optional or ())) if name in archive.files}
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path}: cannot be read as an .npz file ({error})") from error
+    with reading(path, "an .npz file"), path.open("rb") as stream:
+        if not zipfile.is_zipfile(stream):
+            _refuse(path, "an .npz file", "another kind, or part of one")
+        stream.seek(0)
+        with np.load(stream, allow_pickle=False) as archive:
+            _check_names(path, set(archive.files), required, optional)
+            return {name: archive[name] for name in (*required, *(optional or ())) if name in archive.files}
 
 
 def _check_names(path: Path, names: set[str], required: Sequence[str], optional: Sequence[str] | None) -> None:
@@ -145,7 +152,7 @@ def _check_names(path: Path, names: set[str], required: Sequence[str], optional:
 
 
 def _opened(path: Path) -> BinaryIO:
-    """The file, unpacked on the way if it is gzipped, whatever its name says."""
+    """A file as a stream, unpacked on the way if its content is gzipped, whatever its name says."""
     stream = path.open("rb")
     if stream.read(2) != b"\x1f\x8b":
         stream.seek(0)
@@ -155,9 +162,10 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _read(stream: BinaryIO, most: int) -> bytearray:
-    """What is left of a stream, at most that many bytes: in pieces, because a false header may promise anything.
+    """The rest of a stream, but at most that many bytes.
 
-    It can be written to, and so can an array over it; torch warns about arrays that cannot.
+    It is read in pieces, because a wrong header may promise any number of bytes. It is a bytearray, because torch warns
+    about arrays over memory that cannot be written to.
     """
     content = bytearray()
     while piece := stream.read(min(most - len(content), 1 << 24)):
@@ -166,7 +174,7 @@ def _read(stream: BinaryIO, most: int) -> bytearray:
 
 
 def _idx_shape(path: Path, stream: BinaryIO) -> tuple[int, ...]:
-    """The shape that the header states: two zero bytes, the type (8: bytes), the dimensions, then each as 32 bits."""
+    """The shape in the header: two zero bytes, the type (8: bytes), the number of axes, then each length as 32 bits."""
     magic = stream.read(4)
     if len(magic) != 4 or magic[:3] != b"\0\0\x08" or magic[3] == 0:
         _refuse(path, "an idx file of bytes, magic number 000008..", magic.hex() or "nothing")
@@ -177,7 +185,7 @@ def _idx_shape(path: Path, stream: BinaryIO) -> tuple[int, ...]:
 
 
 def _check_coarse(path: Path, coarse: np.ndarray, fine: np.ndarray) -> None:
-    """No checksum of CIFAR-100's files is published, but a class always has the same superclass."""
+    """Refuse files of CIFAR-100 in which a class has several superclasses: there are no checksums that would tell."""
     _within(path, coarse, 0, _COARSE_CLASSES - 1)
     pairs = np.unique(np.stack([fine, coarse]), axis=1)
     if len(pairs[0]) != len(np.unique(pairs[0])):
@@ -185,7 +193,9 @@ def _check_coarse(path: Path, coarse: np.ndarray, fine: np.ndarray) -> None:
 
 
 def _leaf_users(path: Path, classes: int) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    content = _json(path)
+    """The name, images and labels of each user in a file."""
+    with reading(path, "JSON"):
+        content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict) or (missing := {"users", "num_samples", "user_data"} - set(content)):
         found = f"no {_listed(missing)}" if isinstance(content, dict) else type(content).__name__
         _refuse(path, "an object with users, num_samples and user_data", found)
@@ -212,21 +222,6 @@ def _leaf_samples(path: Path, user: str, data: Any, count: int, classes: int) ->
     if not np.issubdtype(y.dtype, np.integer):
         _refuse(path, f"labels of user {user!r} that are whole numbers", f"{y.dtype}")
     return np.rint(x * 255).astype(np.uint8).reshape(-1, 28, 28), _within(path, y, 0, classes - 1)
-
-
-def _json(path: Path) -> Any:
-    try:
-        with path.open(encoding="utf-8") as stream:
-            return json.load(stream)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read as JSON ({error})") from error
-
-
-def _all_bytes(path: Path) -> np.ndarray:
-    try:
-        return np.fromfile(path, dtype=np.uint8)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
 
 
 def _within(path: Path, labels: np.ndarray, lowest: int, highest: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What a split is: which samples each client has, how they are transformed, and who truly belongs together."""
+"""Splits: which samples each client has, how its inputs are transformed, and which clients truly belong together."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from coterie.core.errors import DataError, SettingsError, unknown
+from coterie.core.errors import DataError, unknown
+from coterie.core.fields import Checked, Count
 from coterie.core.randomness import generator
 from coterie.core.registry import Registry
 from coterie.data.dataset import Dataset
@@ -17,7 +18,7 @@ TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "rotate-180": lambda x: np.rot90(x, 2, axes=(-2, -1)),
     "rotate-270": lambda x: np.rot90(x, 3, axes=(-2, -1)),
 }
-"""What may be done to all inputs of a client, by name: [sample, channel, height, width] to the same."""
+"""What can be done to all inputs of a client, by name: functions of images [sample, channel, height, width]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +37,13 @@ class Split:
     """The true group of each client, [client], where the definition has groups."""
 
     transforms: tuple[str | None, ...] = ()
-    """What is done to each client's inputs: a name in `TRANSFORMS`, or nothing."""
+    """What is done to the inputs of each client: a name in `TRANSFORMS`, or None."""
 
     names: tuple[str, ...] = ()
-    """What the clients are called; by default their numbers."""
+    """The names of the clients; by default their numbers."""
 
     repeats: bool = False
-    """Whether the definition lets a sample be at several clients."""
+    """Whether the split may give a sample to several clients."""
 
     def __post_init__(self) -> None:
         indices = tuple(np.asarray(index, dtype=np.int64) for index in self.indices)
@@ -65,7 +66,7 @@ class Split:
         return np.stack([np.bincount(data.y[index], minlength=data.classes) for index in self.indices])
 
     def checked(self, data: Dataset) -> "Split":
-        """The split itself, or an error that says what is wrong with it for this data."""
+        """The split itself, if it fits this data; otherwise an error that says what is wrong."""
         count = len(self)
         if count == 0:
             raise DataError("the split has no clients")
@@ -96,15 +97,14 @@ class Split:
 
 
 @dataclass(frozen=True)
-class SplitRule(ABC):
+class SplitRule(Checked, ABC):
     """How samples are divided among clients. Subclasses declare their options as fields and define `divide`."""
 
     name: ClassVar[str]
-    least_clients: ClassVar[int] = 1
     whole_data: ClassVar[bool] = False
-    """Whether the rule speaks of samples of the whole data set, so that none can be set aside beforehand."""
+    """Whether the rule names samples by their places in the whole data set, so that none can be set aside before it."""
 
-    clients: int = 20
+    clients: Count = 20
     """How many clients there are."""
 
     @abstractmethod
@@ -113,8 +113,6 @@ class SplitRule(ABC):
 
     def split(self, data: Dataset, seed: int = 0) -> Split:
         """The split of this data for a seed, checked."""
-        if self.clients < self.least_clients:
-            raise SettingsError(f"clients={self.clients}: at least {self.least_clients}")
         return self.divide(data, generator(seed, "split", self.name)).checked(data)
 
 
@@ -123,5 +121,6 @@ split_rules: Registry[SplitRule] = Registry("split")
 
 
 def _some(noun: str, names: Sequence[str]) -> str:
+    """The first five names and the number of the others, behind the noun in singular or plural."""
     listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return f"{noun}{'s' if len(names) > 1 else ''} {listed}"

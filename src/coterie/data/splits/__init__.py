@@ -1,7 +1,7 @@
-"""Every published way to split data among clients that Coterie knows, by name in `split_rules`.
+"""The ways to split data among clients, most of them published, by name in `split_rules`.
 
-Each rule is seeded, ends always, and returns the samples of each client in ascending order: their order carries no
-information, and sorted ones are the same however they were dealt.
+The same seed gives the same split. No rule draws forever. The samples of each client are in ascending order, so that
+two splits with the same samples are equal.
 """
 
 from coterie.data.split import split_rules

@@ -5,13 +5,15 @@ settings are those of `iid`.
 """
 
 import logging
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
+from coterie.core.fields import Count, at_least
 from coterie.data.dataset import Dataset
 from coterie.data.split import Split, SplitRule, split_rules
 from coterie.data.splits._dealing import (
+    Concentration,
     cut,
     deal,
     imbalance,
@@ -19,7 +21,6 @@ from coterie.data.splits._dealing import (
     log_dirichlet,
     numbered_classes,
     require,
-    require_positive,
     require_samples,
     softmax,
 )
@@ -28,7 +29,7 @@ from coterie.data.splits.plain import alike
 logger = logging.getLogger(__name__)
 
 _LABEL_GROUPS = ((0, 3), (3, 7), (4, 10), (0, 10))
-"""First class and the one after the last of each group, for ten classes (Section 5.1)."""
+"""The first class of each group and the one behind its last, for ten classes (Section 5.1)."""
 
 _NORMAL = (1400, 1530, 1530, 1400, 1280), (1400, 1530, 1530, 1400, 1280)
 _IMBALANCED = (380, 3100, 1150, 510, 640), (380, 2680, 2200, 380, 1020)
@@ -45,20 +46,17 @@ class AutoCFLLabel(SplitRule):
     are uniform, or drawn per client.
     """
 
+    clients: Annotated[int, at_least(4, "at least 4, one for each group")] = 20
+
     imbalanced: bool = False
     """Cut 9 of 20 clients, drawn at random, to 10, 30 or 60 % of their samples, a third of them each."""
 
-    samples: int | None = None
+    samples: Count | None = None
     """Samples per client before any cut; by default as many as the data gives to all clients alike."""
 
-    alpha: float | None = None
+    alpha: Concentration | None = None
     """Concentration of a Dirichlet distribution from which each client draws its shares of its group's labels; by
     default the shares are equal. The more they differ, the fewer samples all clients can have alike."""
-
-    def __post_init__(self) -> None:
-        require(self.clients >= 4, "clients", self.clients, "at least 4, one for each group")
-        require(self.samples is None or self.samples >= 1, "samples", self.samples, "at least 1")
-        require_positive("alpha", self.alpha)
 
     def divide(self, data: Dataset, rng: np.random.Generator) -> Split:
         """Give every client the same number of samples with its group's labels, then cut some."""
@@ -97,6 +95,7 @@ class AutoCFLInput(SplitRule):
     """Samples per client before any cut; by default all samples are dealt out."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require(self.rotations in (None, 2, 4), "rotations", self.rotations, "2 or 4")
 
     def divide(self, data: Dataset, rng: np.random.Generator) -> Split:
@@ -119,7 +118,7 @@ class AutoCFLMotivation(SplitRule):
     small, all sizes shrink in proportion until the drawn shares fit.
     """
 
-    clients: int = 10
+    clients: Annotated[int, at_least(2, "at least 2, one for each group")] = 10
     """How many clients there are, half of them in each group."""
 
     shift: Literal["label", "input"] = "label"
@@ -129,7 +128,7 @@ class AutoCFLMotivation(SplitRule):
     """Take Fig. 1's imbalanced sizes (380 to 3,100) instead of the normal ones (1,280 to 1,530)."""
 
     def __post_init__(self) -> None:
-        require(self.clients >= 2, "clients", self.clients, "at least 2, one for each group")
+        super().__post_init__()
         require(self.shift in ("label", "input"), "shift", self.shift, "label or input")
 
     def divide(self, data: Dataset, rng: np.random.Generator) -> Split:
@@ -156,12 +155,12 @@ class AutoCFLMotivation(SplitRule):
 
 
 def _blocks(clients: int, groups: int) -> np.ndarray:
-    """The group of each client, [client]: blocks of equal size within one."""
+    """The group of each client, [client]: blocks of clients whose sizes differ by one at most."""
     return np.repeat(np.arange(groups), cut(clients, np.ones(groups)))
 
 
 def _label_groups(data: Dataset, classes: int) -> np.ndarray:
-    """Which classes a group may have, [group, class]."""
+    """The classes that each group may have, [group, class]."""
     require(classes >= 3, "split", AutoCFLLabel.name, f"needs at least 3 classes; {data.name} has {classes}")
     edges = np.rint(np.array(_LABEL_GROUPS) * classes / 10)
     label = np.arange(classes)
@@ -176,5 +175,5 @@ def _shares(rng: np.random.Generator, allowed: np.ndarray, alpha: float | None) 
 
 
 def _rotated(degrees: np.ndarray) -> tuple[str | None, ...]:
-    """The names of the transforms, one per client."""
+    """The names of the rotations by these degrees, one per client."""
     return tuple(f"rotate-{angle}" if angle else None for angle in degrees)

@@ -3,11 +3,15 @@
 Zhang et al., "Optimizing Federated Learning on Non-IID Data with Clustering and Model Sharing".
 """
 
+from typing import Annotated
+
 import numpy as np
 
+from coterie.core.fields import Count, within
 from coterie.data.dataset import Dataset
 from coterie.data.split import Split, SplitRule, split_rules
 from coterie.data.splits._dealing import (
+    Concentration,
     chunks,
     cut,
     cut_to_each,
@@ -16,7 +20,6 @@ from coterie.data.splits._dealing import (
     log_dirichlet,
     numbered_classes,
     require,
-    require_positive,
     require_samples,
     softmax,
 )
@@ -58,22 +61,17 @@ class CAFAMixed(SplitRule):
     The true groups are what the tables score: IID clients (0) and others (1).
     """
 
-    iid: float = 0.25
+    iid: Annotated[float, within("[0, 1]", "a share in [0, 1]")] = 0.25
     """Share of the clients that are IID."""
 
-    classes: int = 2
+    classes: Count = 2
     """Most classes of a client that is not IID."""
 
-    alpha: float = 0.5
+    alpha: Concentration = 0.5
     """Concentration of the proportions in which such a client has its classes."""
 
-    def __post_init__(self) -> None:
-        require(0 <= self.iid <= 1, "iid", self.iid, "a share in [0, 1]")
-        require(self.classes >= 1, "classes", self.classes, "at least 1")
-        require_positive("alpha", self.alpha)
-
     def divide(self, data: Dataset, rng: np.random.Generator) -> Split:
-        """Deal to the IID clients, then let the others draw with overlap."""
+        """Deal samples to the IID clients, then let each other client draw from all samples."""
         require_samples(data, self.clients)
         y, available = numbered_classes(data)
         require(self.classes <= len(available), "classes", self.classes, f"{data.name} has {len(available)} classes")
@@ -91,13 +89,13 @@ class CAFAMixed(SplitRule):
 
 
 def _drawn_classes(rng: np.random.Generator, numbers: np.ndarray, classes: int) -> np.ndarray:
-    """Who owns what, [client, class]: as many distinct classes per client as the numbers say."""
+    """The random classes that each client owns, [client, class]: as many distinct ones as its number says."""
     lots = np.argsort(rng.random((len(numbers), classes)), axis=1)
     return lots < numbers[:, None]
 
 
 def _all_owned(rng: np.random.Generator, owned: np.ndarray) -> np.ndarray:
-    """The same numbers of classes per client, with every class owned if there are enough places for all."""
+    """Exchange classes that several clients own for those that nobody owns; each client keeps its number of them."""
     owned = owned.copy()
     for label in np.flatnonzero(~owned.any(axis=0)):
         spare = np.argwhere(owned & (owned.sum(axis=0) > 1))
@@ -109,7 +107,7 @@ def _all_owned(rng: np.random.Generator, owned: np.ndarray) -> np.ndarray:
 
 
 def _capped(counts: np.ndarray, available: np.ndarray) -> np.ndarray:
-    """Counts within what is available; what is over goes to the other classes in turn, as far as there is room."""
+    """Counts, [class], cut to what is available; what is cut goes to the next classes that have more to give."""
     capped = np.minimum(counts, available)
     filled = np.minimum(np.cumsum(available - capped), counts.sum() - capped.sum())
     return capped + np.diff(filled, prepend=0)

@@ -1,4 +1,4 @@
-"""Splits drawn from Dirichlet distributions: over labels, in the definitions in use, and over sizes."""
+"""Splits drawn from Dirichlet distributions: of labels, in four published definitions, and of sizes."""
 
 import logging
 from collections.abc import Callable
@@ -7,17 +7,17 @@ from typing import Literal
 import numpy as np
 
 from coterie.core.errors import unknown
+from coterie.core.fields import Count
 from coterie.data.dataset import Dataset
 from coterie.data.split import Split, SplitRule, split_rules
 from coterie.data.splits._dealing import (
+    Concentration,
     chunks,
     cut,
     deal,
     draw_columns,
     log_dirichlet,
     numbered_classes,
-    require,
-    require_positive,
     require_samples,
     softmax,
     top_up,
@@ -31,13 +31,13 @@ _DRAWS = 50
 """How often a split with a minimum size is drawn before the last draw is topped up."""
 
 _SPARE = 1000
-"""How many spare label distributions FLGo's definition may exchange clients' against."""
+"""In FLGo's definition: how many spare label distributions there are for which clients' may be exchanged."""
 
 _SWEEPS = 3
-"""How often each client's label distribution may be exchanged in FLGo's definition."""
+"""In FLGo's definition: how often each client's label distribution may be exchanged."""
 
 _NEAR = 1e-6
-"""The squared distance from the mean label distribution to the data's at which FLGo's definition is content."""
+"""In FLGo's definition: the squared distance of the mean label distribution to the data's that is small enough."""
 
 
 @split_rules.register("dirichlet")
@@ -60,22 +60,21 @@ class Dirichlet(SplitRule):
     from the most frequent class of the largest.
     """
 
-    alpha: float = 0.5
+    alpha: Concentration = 0.5
     """Concentration: small for few classes per client, large for all clients alike."""
 
     definition: Definition = "class-balanced"
     """Which published definition: `class-balanced` (NIID-Bench), `class` (felisat), `client` (FedDC, SLFed) or
     `client-prior` (FLGo, CFIC)."""
 
-    min_size: int | None = None
+    min_size: Count | None = None
     """Fewest samples of a client; by default 10 for `class-balanced`, as in NIID-Bench, and 1 for the others, which
     have no minimum of their own."""
 
     def __post_init__(self) -> None:
-        require_positive("alpha", self.alpha)
+        super().__post_init__()
         if self.definition not in _DEFINITIONS:
             raise unknown("definition", self.definition, _DEFINITIONS)
-        require(self.min_size is None or self.min_size >= 1, "min_size", self.min_size, "at least 1")
 
     def divide(self, data: Dataset, rng: np.random.Generator) -> Split:
         """Draw counts per client and class by the definition, then deal the samples."""
@@ -96,15 +95,11 @@ class Quantity(SplitRule):
     sample is dealt out.
     """
 
-    alpha: float = 0.5
+    alpha: Concentration = 0.5
     """Concentration: small for very different sizes, large for equal ones."""
 
-    min_size: int = 10
+    min_size: Count = 10
     """Fewest samples of a client."""
-
-    def __post_init__(self) -> None:
-        require_positive("alpha", self.alpha)
-        require(self.min_size >= 1, "min_size", self.min_size, "at least 1")
 
     def divide(self, data: Dataset, rng: np.random.Generator) -> Split:
         """Draw sizes, then cut the shuffled samples."""
@@ -115,7 +110,7 @@ class Quantity(SplitRule):
 
 
 def _at_least(minimum: int, draws: int, draw: Callable[[], np.ndarray]) -> np.ndarray:
-    """The first of so many draws that gives every client the minimum, or else the last one, topped up."""
+    """Draw until every client has the minimum, at most `draws` times; then the last draw, topped up."""
     for _ in range(draws):
         counts = draw()
         small = int((counts.sum(axis=1) < minimum).sum())
@@ -126,17 +121,18 @@ def _at_least(minimum: int, draws: int, draw: Callable[[], np.ndarray]) -> np.nd
 
 
 def _by_class(rng: np.random.Generator, alpha: float, clients: int, available: np.ndarray) -> np.ndarray:
-    """Each class cut by a draw over the clients."""
+    """Counts where each class is cut among the clients by shares that are drawn for it."""
     shares = softmax(log_dirichlet(rng, alpha, (len(available), clients)), axis=1)
     return cut(available, shares).T
 
 
 def _by_class_balanced(rng: np.random.Generator, alpha: float, clients: int, available: np.ndarray) -> np.ndarray:
-    """Each class cut by a draw over the clients that are still below the mean size."""
+    """Counts where each class is cut, by drawn shares, among those clients that are still below the mean size."""
     counts = np.zeros((clients, len(available)), dtype=np.int64)
     sizes = np.zeros(clients, dtype=np.int64)
     for label, total in enumerate(available):
-        # NIID-Bench draws for all, sets the others to zero and renormalises: the same, by the draw's neutrality.
+        # NIID-Bench draws shares for all, sets the others' to zero and renormalises. By the neutrality of Dirichlet
+        # distributions this is the same as drawing for these clients only.
         below = np.flatnonzero(sizes < available.sum() / clients)
         shares = softmax(log_dirichlet(rng, alpha, (1, len(below)))[0])
         counts[below, label] = cut(total, shares)
@@ -145,18 +141,19 @@ def _by_class_balanced(rng: np.random.Generator, alpha: float, clients: int, ava
 
 
 def _by_client(rng: np.random.Generator, alpha: float, clients: int, available: np.ndarray) -> np.ndarray:
-    """Samples drawn one by one, by the drawing client's own label distribution, without replacement."""
+    """Counts where clients draw sample after sample, without replacement, by label distributions of their own."""
     return _in_turns(rng, log_dirichlet(rng, alpha, (clients, len(available))), available)
 
 
 def _in_turns(rng: np.random.Generator, log_shares: np.ndarray, available: np.ndarray) -> np.ndarray:
-    """All samples, drawn by clients in random turns and equal sizes; whoever finds a class empty draws again."""
+    """Counts where clients of equal size draw all samples in random turns; who finds a class empty draws again."""
     turns = _turns(rng, cut(int(available.sum()), np.ones(len(log_shares))))
     left = available.copy()
     labels = draw_columns(rng, softmax(log_shares, axis=1), turns)
     counts = np.zeros(log_shares.shape, dtype=np.int64)
     while True:
-        # All draws stand up to the first that finds its class empty. From there on, those of the class are drawn anew.
+        # All draws before the first that finds its class empty are final. Of the others, those of that class are drawn
+        # anew.
         refused = _rank(labels) >= left[labels]
         end = int(refused.argmax()) if refused.any() else len(turns)
         np.add.at(counts, (turns[:end], labels[:end]), 1)
@@ -170,15 +167,15 @@ def _in_turns(rng: np.random.Generator, log_shares: np.ndarray, available: np.nd
 
 
 def _turns(rng: np.random.Generator, sizes: np.ndarray) -> np.ndarray:
-    """Who draws a sample when: always a random one of the clients that are not full yet."""
-    # Events of independent Poisson processes of equal rate come from either with equal chance.
+    """The client that draws at each turn, [turn]: always a random one of those that have not their size yet."""
+    # Of several Poisson processes with equal rates, each has the same chance to have the next event.
     times = rng.standard_exponential((len(sizes), sizes.max())).cumsum(axis=1)
     times[np.arange(sizes.max()) >= sizes[:, None]] = np.inf
     return np.argsort(times, axis=None)[: sizes.sum()] // sizes.max()
 
 
 def _rank(labels: np.ndarray) -> np.ndarray:
-    """How many earlier entries are equal to each entry."""
+    """For each entry, how many earlier ones are equal to it."""
     order = np.argsort(labels.astype(np.uint16), kind="stable")  # short integers are sorted in linear time
     ranks = np.empty(len(labels), dtype=np.int64)
     ranks[order] = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
@@ -186,16 +183,16 @@ def _rank(labels: np.ndarray) -> np.ndarray:
 
 
 def _by_client_prior(rng: np.random.Generator, alpha: float, clients: int, available: np.ndarray) -> np.ndarray:
-    """Each class cut in proportion to its part in the clients' label distributions, whose mean is about the data's."""
+    """Counts where each class is cut by its shares in clients' label distributions, whose mean is about the data's."""
     prior = available / available.sum()
     log_shares = log_dirichlet(rng, alpha * prior, (clients + _SPARE, len(available)))
     chosen = _near_mean(rng, softmax(log_shares, axis=1), clients, prior)
-    # A class that no client has a share of goes to the one that came nearest.
+    # A class of which no client has a share above zero goes to the client with the largest logarithm of one.
     return cut(available, softmax(log_shares[chosen], axis=0).T).T
 
 
 def _near_mean(rng: np.random.Generator, rows: np.ndarray, clients: int, target: np.ndarray) -> np.ndarray:
-    """Which rows the clients take: the first ones, exchanged one by one until their mean is about the target."""
+    """The row of each client: the first rows, some exchanged for spare ones until their mean is near the target."""
     chosen, spare = np.arange(clients), np.arange(clients, len(rows))
     offers = rows[spare]
     squares = (offers**2).sum(axis=1)
@@ -221,4 +218,4 @@ _DEFINITIONS: dict[str, tuple[Callable[[np.random.Generator, float, int, np.ndar
     "client": (_by_client, 1),
     "client-prior": (_by_client_prior, 1),
 }
-"""The definitions of the Dirichlet split, with how often each is drawn before its last draw is topped up."""
+"""The definitions of the Dirichlet split, and how often each is drawn before its last draw is topped up."""

@@ -1,16 +1,17 @@
-"""Splits that are known beforehand: the users of the data, or an assignment that is given."""
+"""Splits that are known beforehand: by the users of the data, or by an assignment that is given."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
-from zipfile import BadZipFile
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from coterie.core.errors import DataError, SettingsError
+from coterie.core.fields import Count, at_least
 from coterie.data.dataset import Dataset
+from coterie.data.readers import reading
 from coterie.data.split import Split, SplitRule, split_rules
 from coterie.data.splits._dealing import gather, require
 
@@ -19,20 +20,14 @@ from coterie.data.splits._dealing import gather, require
 class _FromPublishedUsers(SplitRule):
     """Clients that exist before the split, of which all or some take part."""
 
-    least_clients: ClassVar[int] = 0
-
-    clients: int = 0
+    clients: Annotated[int, at_least(0, "0 for all, or more")] = 0
     """How many of the clients take part, drawn at random; 0 for all."""
 
-    min_size: int = 1
+    min_size: Count = 1
     """Clients with fewer samples are left out."""
 
-    def __post_init__(self) -> None:
-        require(self.clients >= 0, "clients", self.clients, "0 for all, or more")
-        require(self.min_size >= 1, "min_size", self.min_size, "at least 1")
-
     def _some(self, everyone: Split, data: Dataset, rng: np.random.Generator) -> Split:
-        """The clients that are large enough, or a random part of them, in their order."""
+        """The clients that are large enough, or as many random ones of them as are asked for, in their order."""
         chosen = np.flatnonzero(everyone.sizes >= self.min_size)
         if not len(chosen):
             raise SettingsError(f"min_size={self.min_size}: no client of {data.name} has that many samples")
@@ -98,7 +93,7 @@ class Given(_FromPublishedUsers):
 
 
 def _by_owner(owners: np.ndarray, nobody: str | None = None) -> Split:
-    """Clients from the owner of each sample."""
+    """Clients from the owner of each sample; the samples of `nobody` are not used."""
     owner_names, owner = np.unique(owners, return_inverse=True)
     names = owner_names.astype(str)
     clients = zip(names, gather(owner, len(names)), strict=True)
@@ -107,7 +102,7 @@ def _by_owner(owners: np.ndarray, nobody: str | None = None) -> Split:
 
 
 def _by_samples(assignment: Mapping[str, Any] | Sequence[Any]) -> Split:
-    """Clients from the samples of each."""
+    """Clients from a list or a mapping of their samples."""
     named = assignment if isinstance(assignment, Mapping) else dict(enumerate(assignment))
     indices = []
     for name, samples in named.items():
@@ -119,7 +114,7 @@ def _by_samples(assignment: Mapping[str, Any] | Sequence[Any]) -> Split:
 
 
 def _owners(assignment: Any, data: Dataset) -> np.ndarray:
-    """The owner of each sample, -1 for nobody, as whole numbers where all of them are."""
+    """The owner of each sample, -1 for nobody: whole numbers if all of them are, else words."""
     words = np.array([_word(owner) for owner in np.asarray(assignment, dtype=object).reshape(-1)], dtype=str)
     if len(words) != len(data):
         raise DataError(f"assignment: {len(words)} entries, but {data.name} has {len(data)} samples")
@@ -127,12 +122,12 @@ def _owners(assignment: Any, data: Dataset) -> np.ndarray:
         numbers = words.astype(np.int64)
     except (ValueError, OverflowError):
         return words
-    # Names such as 007 stay names.
+    # Where a name such as 007 is among them, it stays as it is written.
     return numbers if (numbers.astype(str) == words).all() else words
 
 
 def _word(owner: Any) -> str:
-    """How an owner is written: whole numbers without a point, nothing and not-a-number as -1."""
+    """An owner as a word: whole numbers without a point, None, not-a-number and an empty text as -1."""
     if owner is None or owner != owner:
         return "-1"
     if isinstance(owner, float) and owner.is_integer():
@@ -145,7 +140,7 @@ def _is_nested(assignment: Any) -> bool:
 
 
 def _loaded(option: str, value: Any) -> Any:
-    """The value itself, or what the file that it names holds."""
+    """The value of an option, or what is in the file that it names."""
     if not isinstance(value, str | Path):
         return value
     if str(value) == "":
@@ -153,17 +148,15 @@ def _loaded(option: str, value: Any) -> Any:
     path = Path(value)
     if path.suffix not in _SUFFIXES:
         raise SettingsError(f"{option}={path}: a file that ends in {', '.join(_SUFFIXES)}")
-    try:
+    with reading(f"{option}={path}"):
         found = _read(path, option)
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise DataError(f"{option}={path}: cannot be read ({error})") from error
     if not isinstance(found, list | dict | np.ndarray):
         raise DataError(f"{option}={path}: neither a list nor an object")
     return found
 
 
 def _read(path: Path, array: str) -> Any:
-    """What a file holds; of several arrays the one of that name."""
+    """What is in a file; of several arrays the one of that name."""
     if path.suffix == ".json":
         return json.loads(path.read_text(encoding="utf-8"))
     if path.suffix in (".csv", ".txt"):

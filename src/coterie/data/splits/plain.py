@@ -1,7 +1,8 @@
-"""Splits without a distribution of their own: all alike, or a fixed number of classes each."""
+"""Splits that draw no shares: all clients alike, or a fixed number of classes for each."""
 
 import numpy as np
 
+from coterie.core.fields import Count
 from coterie.data.dataset import Dataset
 from coterie.data.split import Split, SplitRule, split_rules
 from coterie.data.splits._dealing import chunks, cut, deal, imbalance, numbered_classes, require, require_samples
@@ -51,11 +52,8 @@ class LabelSkew(SplitRule):
     samples than owners.
     """
 
-    classes: int = 2
+    classes: Count = 2
     """Classes per client."""
-
-    def __post_init__(self) -> None:
-        require(self.classes >= 1, "classes", self.classes, "at least 1")
 
     def divide(self, data: Dataset, rng: np.random.Generator) -> Split:
         """Draw the owners of each class and cut it evenly."""
@@ -69,7 +67,7 @@ class LabelSkew(SplitRule):
         return Split(deal(rng, y, counts))
 
     def _owned(self, rng: np.random.Generator, classes: int) -> np.ndarray:
-        """Who owns what, [client, class]."""
+        """Which classes each client owns, [client, class]."""
         clients = np.arange(self.clients)
         lots = rng.random((self.clients, classes))
         lots[clients, clients % classes] = -1  # a client's first class is not left to chance

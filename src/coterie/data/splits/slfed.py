@@ -2,13 +2,14 @@
 
 import logging
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
+from coterie.core.fields import Count, above
 from coterie.data.dataset import Dataset
 from coterie.data.split import Split, SplitRule, split_rules
-from coterie.data.splits._dealing import cut, deal_overlapping, numbered_classes, require, require_positive
+from coterie.data.splits._dealing import cut, deal_overlapping, numbered_classes, require
 
 logger = logging.getLogger(__name__)
 
@@ -18,28 +19,25 @@ _LEVELS: dict[str, dict[int, int]] = {
     "dist2": {2000: 7, 5: 3},
     "even": {2000: 10},
 }
-"""Kinds of clients: so many samples in so many of ten classes (Section 6.1.2)."""
+"""The kinds of clients: how many of ten classes have each number of samples, `{samples: classes}` (Section 6.1.2)."""
 
 _RANDOM = 4000
-"""Most samples per class of a client of the kind `random`; the fewest is one."""
+"""Most samples that a client of the kind `random` has of a class; the fewest is one."""
 
 
 @dataclass(frozen=True)
 class _SLFedDist(SplitRule):
-    """Clients of published kinds, with samples that other clients may have too, but none twice at one client."""
+    """Clients of the published kinds. They may have samples in common; none is twice at one client."""
 
     mix: ClassVar[dict[str, int]]
     """How many clients are of each kind, in proportion."""
 
-    clients: int = 50
+    clients: Count = 50
     """How many clients there are."""
 
-    scale: float | None = None
+    scale: Annotated[float, above(0, "a number above 0")] | None = None
     """What the published numbers of samples are multiplied by, at least one staying; by default 1 or, where the rarest
     class has too few samples for that, what makes the largest number fit."""
-
-    def __post_init__(self) -> None:
-        require_positive("scale", self.scale)
 
     def divide(self, data: Dataset, rng: np.random.Generator) -> Split:
         """Draw counts for each client by its kind, and then its samples from the whole data set."""
@@ -104,7 +102,7 @@ class SLFedDist3(_SLFedDist):
 
 
 def _counts(rng: np.random.Generator, kind: str, classes: int) -> np.ndarray:
-    """Published numbers of samples of a client, [class]."""
+    """The published numbers of samples of a client of this kind, [class]."""
     if kind == "random":
         return rng.integers(1, _RANDOM, classes, endpoint=True)
     levels = _LEVELS[kind]
