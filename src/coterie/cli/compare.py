@@ -9,8 +9,9 @@ from cyclopts import App, Group
 from coterie.cli.console import console, following, note, print_json, print_table, tell
 from coterie.cli.options import of_methods
 from coterie.cli.parameters import command, flag, several, whole
-from coterie.cli.run import RUNS, SettingsFile, base_of, headline, made, short, stoppable
+from coterie.cli.run import RUNS, SettingsFile, base_of, headline, made, place_of, short, stoppable
 from coterie.core.errors import SettingsError
+from coterie.core.fields import at_least, check_range
 from coterie.methods import methods
 
 if TYPE_CHECKING:
@@ -29,16 +30,12 @@ def add_compare(app: App, arguments: Sequence[str] | None, group: Group, sort_ke
 def _compare(
     given: dict[str, Any],
     *names: str,
-    seeds: Annotated[
-        int, flag("How often each method is run, with a seed of its own. [1]", "--seeds", converter=whole)
-    ] = 1,
+    seeds: Annotated[int, flag("How often each method is run, with a seed of its own. [1]", converter=whole)] = 1,
     settings: SettingsFile = None,
-    out: Annotated[
-        Path | None, flag("Folder of all runs; by default a new one below `runs/`.", "--out", "Output")
-    ] = None,
-    resume: Annotated[bool, flag("Continue the comparison in `--out`, or begin it.", "--resume", "Output")] = False,
+    out: Annotated[Path | None, flag("Folder of all runs; by default a new one below `runs/`.", "Output")] = None,
+    resume: Annotated[bool, flag("Continue the comparison in `--out`, or begin it.", "Output")] = False,
     as_json: Annotated[
-        bool, flag("Print the summaries as a list in JSON, and nothing else.", "--json", "Output")
+        bool, flag("Print the summaries as a list in JSON, and nothing else.", "Output", "--json")
     ] = False,
 ) -> None:
     """Run methods in the same world and put them side by side: `coterie compare local fedavg --seeds 3`.
@@ -50,16 +47,13 @@ def _compare(
     chosen = list(methods) if "all" in names else list(dict.fromkeys(names))
     if not chosen:
         raise SettingsError(f"no methods: name some of {', '.join(methods)}, or all")
-    if seeds < 1:
-        raise SettingsError(f"seeds={seeds}: at least 1")
+    check_range("seeds", seeds, at_least(1))
     if resume and out is not None and (out / "settings.toml").is_file():
         raise SettingsError(f"out={out}: holds a single run, not a comparison; choose another folder")
     base = base_of(settings, out, resume)
     understood = [table_of(given, name, base, others=chosen) for name in chosen]  # before torch is imported
 
     from coterie.runs.comparison import compare
-    from coterie.runs.experiment import NewFolder
-    from coterie.runs.folder import require_empty
     from coterie.runs.settings import Settings
 
     complete = [Settings.complete(table, notes) for table, notes in understood]
@@ -68,9 +62,7 @@ def _compare(
     ready = [one.with_server_samples(held) for one, _ in complete]
     note(dict.fromkeys(told for _, notes in complete for told in notes))
     world = ready[0].world
-    if out is not None and not resume:
-        require_empty(out)
-    place = out or NewFolder(RUNS, f"compare-{short(world)}-{world.split.name}")
+    place = place_of(out, RUNS, f"compare-{short(world)}-{world.split.name}", resume)
     again = "the same command with --resume --out FOLDER"
     with stoppable(place, again), following(quiet=as_json) as follower:
         entries = compare(ready, seeds, place, resume, follower.watch)

@@ -55,64 +55,49 @@ def print_table(table: Table) -> None:
 
 
 class Follower:
-    """A line of progress for each run: rounds, accuracy so far, groups, time left."""
+    """Makes the lines of progress of a command."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
     def watch(self, method: "Method", seed: int) -> "list[Line]":
-        """The observers of one run."""
+        """The observers of one run, which has a line of its own."""
         task = self._progress.add_task(f"{method.name} [dim]seed {seed}[/dim]", total=method.rounds, figures="")
         return [Line(self._progress, task)]
 
-    def tally(self, runs: int, rounds: int) -> "Tally":
-        """One line for many runs that have so many rounds in all."""
-        task = self._progress.add_task("", total=rounds, figures="")
-        return Tally(self._progress, task, runs)
+    def together(self, runs: int, rounds: int) -> "SharedLine":
+        """One line for this number of runs, which have this number of rounds in all."""
+        return SharedLine(self._progress, self._progress.add_task("", total=rounds, figures=""), runs)
 
 
-class Tally:
+class SharedLine:
     """The progress of many runs: how many have ended, and how many of all rounds are done."""
 
     def __init__(self, progress: Progress, task: TaskID, runs: int) -> None:
         self._progress, self._task, self._runs, self._ended = progress, task, runs, 0
-        self._show()
+        self._advance()
 
-    def _show(self) -> None:
-        self._progress.update(self._task, description=f"{self._ended} of {self._runs} runs, rounds")
+    def _advance(self, rounds: int = 0) -> None:
+        done = f"{self._ended} of {self._runs} runs, rounds"
+        self._progress.update(self._task, advance=rounds, description=done)
 
-    def watch(self, resumed_at: int = 0) -> "list[Counted]":
-        """The observers of one more run, which goes on after so many rounds."""
-        self.count(resumed_at)
-        return [Counted(self)]
-
-    def count(self, rounds: int) -> None:
-        """So many rounds more are done."""
-        self._progress.update(self._task, advance=rounds)
-
-    def ended(self) -> None:
-        """One run more has ended."""
-        self._ended += 1
-        self._show()
-
-
-class Counted:
-    """The rounds of one run, counted with those of others."""
-
-    def __init__(self, tally: Tally) -> None:
-        self._tally = tally
+    def watch(self, resumed_at: int = 0) -> "list[SharedLine]":
+        """The observers of one of the runs, of which this many rounds are done already."""
+        self._advance(resumed_at)
+        return [self]
 
     def round_done(self, checkpoint: "Checkpoint", record: "Record | None", groups: "Record | None") -> None:
         """Count a round."""
-        self._tally.count(1)
+        self._advance(1)
 
     def run_done(self, checkpoint: "Checkpoint", result: "Result") -> None:
         """Count a run."""
-        self._tally.ended()
+        self._ended += 1
+        self._advance()
 
 
 class Line:
-    """The progress of one run."""
+    """The progress of one run: rounds, accuracy so far, groups, time left."""
 
     def __init__(self, progress: Progress, task: TaskID) -> None:
         self._progress, self._task = progress, task
@@ -126,7 +111,7 @@ class Line:
         self.show(checkpoint.federation["round"], result.rounds[-1])
 
     def show(self, number: int, record: "Record | None") -> None:
-        """Show that so many rounds are done, and the figures of the last that was evaluated."""
+        """Move the bar to the round of this number, and show the figures of a record if there is one."""
         self._progress.update(self._task, completed=number)
         if record is not None:
             self._progress.update(self._task, figures=_figures(record))

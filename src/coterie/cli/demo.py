@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from coterie.cli.compare import present
 from coterie.cli.console import console, following
 from coterie.cli.parameters import flag
-from coterie.cli.run import stoppable
+from coterie.cli.run import place_of, stoppable
 from coterie.methods import methods
 
 if TYPE_CHECKING:
@@ -18,18 +18,12 @@ _METHODS = ("local", "fedavg", "fedprox", "cafa", "autocfl", "cfic", "slfed", "f
 
 def demo(
     *,
-    out: Annotated[
-        Path | None, flag("Folder of the demo; by default a new one called `demo`.", "--out", "Output")
-    ] = None,
+    out: Annotated[Path | None, flag("Folder of the demo; by default a new one called `demo`.", "Output")] = None,
 ) -> None:
     """See federated learning on non-IID data happen: 20 clients in 4 hidden groups, methods side by side."""
     from coterie.runs.comparison import compare
-    from coterie.runs.experiment import NewFolder
-    from coterie.runs.folder import require_empty
 
-    if out is not None:
-        require_empty(out)
-    place = out or NewFolder(Path(), "demo")
+    place = place_of(out, Path(), "demo")
     console.print(
         "20 clients hold scanned digits. What nobody tells the methods: there are four groups of clients, "
         "with the digits 0-2, 3-6, 4-9 and 0-9.\n",

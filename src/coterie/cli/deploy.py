@@ -4,8 +4,8 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,23 +14,23 @@ import tomli_w
 from cyclopts import App, Group, Parameter
 
 from coterie.cli.arguments import behind
-from coterie.cli.console import Follower, console, errors, following, print_json, print_table, tell
+from coterie.cli.console import Follower, following, print_json, print_table, tell
 from coterie.cli.options import of_methods
 from coterie.cli.parameters import GROUPS, argument, command, flag, whole
-from coterie.cli.run import RUNS, settings_of
+from coterie.cli.run import RUNS, place_of, settings_of, short, stoppable
 from coterie.core.errors import CoterieError, SettingsError
+from coterie.core.fields import at_least, check_range
 from coterie.core.files import write_whole
 
 if TYPE_CHECKING:
-    from coterie.deploy.control import Control
+    from coterie.deploy.server import Deployment
     from coterie.runs.folder import StoredRun
     from coterie.server.fitting import Record
-    from coterie.server.method import Method
 
 _option = partial(flag, show_default=None)
 
 Out = Annotated[Path | None, flag("Folder of the run; by default a new one below `runs/`.")]
-AsJson = Annotated[bool, flag("Print the summary as JSON, and nothing else.", "--json")]
+AsJson = Annotated[bool, flag("Print the summary as JSON, and nothing else.", name="--json")]
 MinSites = Annotated[int, _option("A round counts if at least so many sites answer.", converter=whole)]
 Timeout = Annotated[float, _option("Seconds that a site has for an answer.")]
 Patience = Annotated[float, _option("Seconds that the run waits for missing sites before it stops.")]
@@ -80,8 +80,7 @@ def _local(
 
     The data is divided among the sites as `coterie run METHOD --clients SITES` divides it, and the result is the same.
     """
-    if sites < 1:
-        raise SettingsError(f"sites={sites}: at least 1")
+    check_range("sites", sites, at_least(1))
     if given.setdefault("clients", sites) != sites:
         raise SettingsError(f"clients={given['clients']}: there are {sites} sites; say --sites")
     settings = settings_of(given, method)
@@ -89,21 +88,16 @@ def _local(
 
     from coterie.deploy.local import LocalFederation, deployment_of, prepare
     from coterie.engines.flower.engine import Waiting
-    from coterie.runs.experiment import NewFolder
-    from coterie.runs.folder import require_empty
 
     waiting = Waiting(sites=sites, min_sites=min(min_sites, sites), timeout=timeout, patience=patience)
     # Whatever is wrong with the settings must show before a folder is made.
     deployment_of(settings, waiting)
     settings.world.population  # noqa: B018
-    if out is not None:
-        require_empty(out)
-    place = out or NewFolder(RUNS, f"{method}-{Path(settings.world.data).stem}-sites")
-    folder = place.make() if isinstance(place, NewFolder) else place
+    folder = _folder(out, f"{method}-{short(settings.world)}-sites")
     with _resumable(folder), following(quiet=as_json) as follower:
         deployment = prepare(settings, folder / "deployment", waiting)
         with LocalFederation(folder / "deployment") as federation:
-            stored = federation.run(folder, _watch(follower, deployment.method, deployment.seed))
+            stored = federation.run(folder, _watch(follower, deployment))
     _present(stored, as_json)
 
 
@@ -189,13 +183,11 @@ def site(
     if made.ca is None or made.key is None:
         raise SettingsError(f"{settings}: ca and key are missing; `coterie deploy certs` makes both")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("coterie").setLevel(logging.INFO)
+    log = logging.getLogger("coterie")
+    log.setLevel(logging.INFO)
     address = superlink or made.superlink
-    serve(made.open(), address, made.ca, made.key, lambda node: _connected(made.name, address, node))
-
-
-def _connected(name: str, superlink: str, node: int) -> None:
-    logging.getLogger("coterie").info("site %s is connected to %s as node %d", name, superlink, node)
+    connected = partial(log.info, "site %s is connected to %s as node %d", made.name, address)
+    serve(made.open(), address, made.ca, made.key, connected)
 
 
 def run(
@@ -209,19 +201,14 @@ def run(
     """Run an app over the sites that are connected, on the machine of the SuperLink."""
     _require_flower()
     from coterie.deploy.server import Deployment
-    from coterie.runs.experiment import NewFolder
-    from coterie.runs.folder import require_empty
 
     deployment = Deployment.read(app / "federation" / "settings.toml")
-    place = out or NewFolder(RUNS, f"{deployment.method.name}-{deployment.task.name}-sites")
-    folder = place.make() if isinstance(place, NewFolder) else place
-    if out is not None:
-        require_empty(folder)
+    folder = _folder(out, f"{deployment.method.name}-{deployment.task.name}-sites")
     (folder / "deployment").mkdir(parents=True, exist_ok=True)
     # The app as it is now: a run that goes on later must not find another one.
     shutil.copytree(app, folder / "deployment" / "app", ignore=shutil.ignore_patterns("runs", "certs", ".*", "site"))
     connection = {"certs": str(certs.absolute()), "superlink": superlink}
-    _write_connection(folder / "deployment" / "connection.toml", connection)
+    write_whole(folder / "deployment" / "connection.toml", tomli_w.dumps(connection))
     _run_remotely(folder, certs, superlink, as_json)
 
 
@@ -246,12 +233,14 @@ def resume(
         return
     deployment = Deployment.read(folder / "app" / "federation" / "settings.toml")
     with _resumable(out), following(quiet=as_json) as follower, LocalFederation(folder) as federation:
-        stored = federation.run(out, _watch(follower, deployment.method, deployment.seed))
+        stored = federation.run(out, _watch(follower, deployment))
     _present(stored, as_json)
 
 
-def _write_connection(path: Path, connection: dict[str, str]) -> None:
-    write_whole(path, tomli_w.dumps(connection))
+def _folder(out: Path | None, name: str) -> Path:
+    """The folder that is asked for, which must be empty, or a new one below `runs`, which is made at once."""
+    place = place_of(out, RUNS, name)
+    return place if isinstance(place, Path) else place.make()
 
 
 def _run_remotely(out: Path, certs: Path, superlink: str, as_json: bool) -> None:
@@ -262,44 +251,25 @@ def _run_remotely(out: Path, certs: Path, superlink: str, as_json: bool) -> None
     app = out / "deployment" / "app"
     deployment = Deployment.read(app / "federation" / "settings.toml")
     control = Control(superlink, certs / "ca.pem")
-    with _resumable(out), following(quiet=as_json) as follower, _stopped_with(control) as started:
-        started.append(control.start(app, {"out": str(out.absolute())}))
-        stored = follow(control, started[0], out, _watch(follower, deployment.method, deployment.seed))
+    with _resumable(out), closing(control), following(quiet=as_json) as follower:
+        number = control.start(app, {"out": str(out.absolute())})
+        try:
+            stored = follow(control, number, out, _watch(follower, deployment))
+        except KeyboardInterrupt:
+            control.stop(number)
+            raise
     _present(stored, as_json)
 
 
-@contextmanager
-def _stopped_with(control: "Control") -> Iterator[list[int]]:
-    """Stop the runs that are put into the list when the user stops this command."""
-    started: list[int] = []
-    try:
-        yield started
-    except KeyboardInterrupt:
-        for number in started:
-            control.stop(number)
-        raise
-    finally:
-        control.close()
+def _watch(follower: Follower, deployment: "Deployment") -> "Callable[[Record], None]":
+    """What shows the records of a run as they arrive, on a line of progress."""
+    (line,) = follower.watch(deployment.method, deployment.seed)
+    return lambda record: line.show(record["round"], record)
 
 
-def _watch(follower: Follower, method: "Method", seed: int) -> Any:
-    lines = follower.watch(method, seed)
-
-    def watch(record: "Record") -> None:
-        for line in lines:
-            line.show(record["round"], record)
-
-    return watch
-
-
-@contextmanager
-def _resumable(out: Path) -> Iterator[None]:
+def _resumable(out: Path) -> AbstractContextManager[None]:
     """Tell how to go on when the user stops what runs inside."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        tell("stopped; to go on:", f"coterie deploy resume {out}", errors)
-        sys.exit(130)
+    return stoppable(out, "coterie deploy resume FOLDER")
 
 
 def _present(stored: "StoredRun", as_json: bool) -> None:
@@ -310,12 +280,8 @@ def _present(stored: "StoredRun", as_json: bool) -> None:
         print_json(stored.summary)
         return
     print_table(run_table(stored.summary))
-    trouble = [line for line in _log(stored.path) if " WARNING " in line]
-    if trouble:
-        tell("what went wrong on the way:", f"{len(trouble)} lines in {stored.path / 'log.txt'}", console)
+    log = stored.path / "log.txt"
+    lines = log.read_text(encoding="utf-8").splitlines() if log.is_file() else []
+    if trouble := sum(" WARNING " in line for line in lines):
+        tell("what went wrong on the way:", f"{trouble} lines in {log}")
     tell("written to", stored.path)
-
-
-def _log(path: Path) -> Sequence[str]:
-    log = path / "log.txt"
-    return log.read_text(encoding="utf-8").splitlines() if log.is_file() else ()

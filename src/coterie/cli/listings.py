@@ -5,13 +5,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Parameter
 from rich.markdown import Markdown
 from rich.text import Text
 
 from coterie.cli.console import console, plain_table, print_table, tell
-from coterie.cli.method_docs import About, about, shown_default, write_pages
-from coterie.cli.parameters import GROUPS
+from coterie.cli.method_docs import about, shown_default, write_pages
+from coterie.cli.parameters import flag
 from coterie.core.errors import SettingsError, unknown
 from coterie.core.registry import Option, first_line
 from coterie.methods import methods
@@ -19,18 +18,10 @@ from coterie.methods import methods
 if TYPE_CHECKING:
     from coterie.data.sources import Source
 
-
-_WRITE = Parameter(
-    help="Write a page of documentation about each into this folder.", group=GROUPS["Output"], show_default=False
-)
+_WRITE = "Write a page of documentation about each into this folder."
 
 
-def show_methods(
-    name: str | None = None,
-    /,
-    *,
-    write: Annotated[Path | None, _WRITE] = None,
-) -> None:
+def show_methods(name: str | None = None, /, *, write: Annotated[Path | None, flag(_WRITE, "Output")] = None) -> None:
     """List the methods, or tell all about one: `coterie methods fedavg`."""
     if write is not None:
         if name is not None:
@@ -41,12 +32,8 @@ def show_methods(
     else:
         known = about(name)
         told = f"**What travels:** {known.sends}.\n\n**What a client gives away:** {known.gives_away}."
-        _describe(name, [known.summary, known.text, told], (*known.own, *known.common), sections=_sections(known))
-
-
-def _sections(known: About) -> dict[str, Sequence[tuple[str, str]]]:
-    """What happens in a method, and what runs at its clients."""
-    return {"what happens": known.steps, "what runs at a client": known.programs}
+        sections = {"what happens": known.steps, "what runs at a client": known.programs}
+        _describe(name, [known.summary, known.text, told], (*known.own, *known.common), sections=sections)
 
 
 def show_splits(name: str | None = None, /) -> None:
@@ -123,17 +110,13 @@ def _describe(
     """All that is written about something, what else is known of it, and its options."""
     console.print(Text(name, style="bold"))
     console.print(Markdown("\n\n".join(text for text in texts if text)))
-    if facts:
-        console.print()
-        _list(("", ""), facts)
-    for title, rows_of_two in (sections or {}).items():
-        if rows_of_two:
+    options = [(f"--{option.name.replace('_', '-')}", shown_default(option), option.help) for option in known]
+    tables: list[tuple[Sequence[str], Sequence[Sequence[str]]]] = [(("", ""), facts)]
+    tables += [((title, ""), rows) for title, rows in (sections or {}).items()]
+    for header, rows in [*tables, (("option", "default", "what it means"), options)]:
+        if rows:
             console.print()
-            _list((title, ""), rows_of_two)
-    if known:
-        rows = [(f"--{option.name.replace('_', '-')}", shown_default(option), option.help) for option in known]
-        console.print()
-        _list(("option", "default", "what it means"), rows)
+            _list(header, rows)
 
 
 def _list(header: Sequence[str], rows: Iterable[Sequence[str]], numeric: Collection[str] = ()) -> None:

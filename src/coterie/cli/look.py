@@ -62,9 +62,9 @@ def _print_runs(finished: "Sequence[StoredRun]") -> None:
 def report(
     *runs: Annotated[Path, Parameter(help="Run folders, or folders that hold some, such as `runs`.", json_list=False)],
     out: Annotated[
-        Path, flag("File of the page; an older page is replaced. [report.html]", ["--out", "-o"], "Output")
+        Path, flag("File of the page; an older page is replaced. [report.html]", "Output", ["--out", "-o"])
     ] = Path("report.html"),
-    title: Annotated[str | None, flag("What stands at its head.", "--title", "Output")] = None,
+    title: Annotated[str | None, flag("What stands at its head.", "Output")] = None,
 ) -> None:
     """Write one page about runs: table, figures, cost, settings, and what each client gained.
 
@@ -132,9 +132,9 @@ def _split(
     name: str | None = None,
     *,
     out: Annotated[
-        Path | None, flag("File of the figure (png, svg or pdf); by default `split-NAME.png`.", "--out", "Output")
+        Path | None, flag("File of the figure (png, svg or pdf); by default `split-NAME.png`.", "Output")
     ] = None,
-    as_json: Annotated[bool, flag("Print the counts as JSON, and draw nothing.", "--json", "Output")] = False,
+    as_json: Annotated[bool, flag("Print the counts as JSON, and draw nothing.", "Output", "--json")] = False,
 ) -> None:
     """Show and draw a split before anything is trained: `coterie split dirichlet --alpha 0.1`."""
     if name is not None and given.setdefault("split", name) != name:

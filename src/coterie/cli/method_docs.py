@@ -118,15 +118,10 @@ def _first_line(node: ast.FunctionDef) -> str:
 
 
 def shown_default(option: Option) -> str:
-    """An option's default as one would write it on the command line, and what else it can be."""
-    default = option.default
-    if isinstance(default, tuple):
-        return ",".join(map(str, default))
-    if isinstance(default, bool):
-        return str(default).lower()
-    words = "" if default is None else str(default)
-    others = [str(word) for word in get_args(option.type) if word != default]
-    return f"{words} (or {', '.join(others)})" if get_origin(option.type) is Literal and others else words
+    """An option's default as one writes it on the command line, and what else it can be."""
+    others = [str(word) for word in get_args(option.type) if word != option.default]
+    choice = get_origin(option.type) is Literal and others
+    return f"{option.written} (or {', '.join(others)})" if choice else option.written
 
 
 def page(name: str) -> str:
@@ -143,7 +138,8 @@ def page(name: str) -> str:
         _table(("when", "what"), [(steps[step], said) for step, said in known.steps]),
     ]
     if known.programs:
-        parts += ["## What runs at a client", _table(("program", "what it does"), _code(known.programs))]
+        programs = [(f"`{call}`", said) for call, said in known.programs]
+        parts += ["## What runs at a client", _table(("program", "what it does"), programs)]
     if known.own:
         parts += ["## Options", _options(known.own)]
     parts.append(
@@ -178,10 +174,6 @@ def _finished(source: str, parts: Iterable[str]) -> str:
 def _options(known: Iterable[Option]) -> str:
     rows = [(f"`--{option.name.replace('_', '-')}`", shown_default(option), option.help) for option in known]
     return _table(("option", "default", "what it means"), rows)
-
-
-def _code(rows: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(f"`{code}`", text) for code, text in rows]
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -60,8 +60,8 @@ def command(
     return called
 
 
-def flag(text: str, name: str | list[str] | None = None, group: str = "Experiment", **more: Any) -> Any:
-    """An option of a command's own. The text says what happens by default, or `show_default=None` adds it."""
+def flag(text: str, group: str = "Experiment", name: str | list[str] | None = None, **more: Any) -> Any:
+    """A command's own option, named as its parameter or otherwise; `show_default=None` adds its default to the text."""
     return Parameter(name=name, help=text, negative="", group=GROUPS[group], **{"show_default": False, **more})
 
 
@@ -97,12 +97,7 @@ def _parameter(item: Shown) -> inspect.Parameter:
 
 def _help(option: Option, kind: Any) -> str:
     """What the help says: the field's docstring, its default, and what else there is to choose from."""
-    default = option.default
-    if isinstance(default, tuple):
-        default = ",".join(map(str, default))
-    elif isinstance(default, bool):
-        default = str(default).lower()
-    words = [] if default in (None, "") else [str(default)]
+    words = [option.written] if option.written else []
     if get_origin(kind) is Literal:
         others = ", ".join(str(choice) for choice in get_args(kind) if choice != option.default)
         words.append(f"or {others}" if words else others)
@@ -119,22 +114,21 @@ def _converter(kind: Any) -> Callable[[Any, Sequence[Token]], Any] | None:
     """How a value is read. Left alone, the parser would take 2.5 for 2, and the word `none` for not given."""
     if get_origin(kind) is Literal:
         return _choice(get_args(kind))
-    return {int: whole, float: _number}.get(kind)
+    return {int: whole, float: _number(float, "a number")}.get(kind)
 
 
-def whole(kind: type, tokens: Sequence[Token]) -> int:
-    """A whole number."""
-    try:
-        return int(tokens[0].value)
-    except ValueError:
-        raise ValueError(f"{tokens[0].value!r} is not a whole number") from None
+def _number(kind: Callable[[str], Any], called: str) -> Callable[[Any, Sequence[Token]], Any]:
+    def convert(_: type, tokens: Sequence[Token]) -> Any:
+        try:
+            return kind(tokens[0].value)
+        except ValueError:
+            raise ValueError(f"{tokens[0].value!r} is not {called}") from None
+
+    return convert
 
 
-def _number(kind: type, tokens: Sequence[Token]) -> float:
-    try:
-        return float(tokens[0].value)
-    except ValueError:
-        raise ValueError(f"{tokens[0].value!r} is not a number") from None
+whole = _number(int, "a whole number")
+"""How a whole number is read."""
 
 
 def _choice(choices: Sequence[Any]) -> Callable[[Any, Sequence[Token]], Any]:

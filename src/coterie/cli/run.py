@@ -23,17 +23,12 @@ RUNS = Path("runs")
 """Where runs go if nobody says where."""
 
 SettingsFile = Annotated[
-    Path | None,
-    flag("A settings file (TOML), or the folder of a run; options given here go first.", "--settings"),
+    Path | None, flag("A settings file (TOML), or the folder of a run; options given here go first.")
 ]
-Out = Annotated[Path | None, flag("Folder of the run; by default a new one below `runs/`.", "--out", "Output")]
-Resume = Annotated[
-    bool, flag("Continue the run in `--out` exactly, or begin it if there is none.", "--resume", "Output")
-]
-Explain = Annotated[
-    bool, flag("Say how this run would be computed, and why, instead of running it.", "--explain", "Output")
-]
-AsJson = Annotated[bool, flag("Print the summary as JSON, and nothing else.", "--json", "Output")]
+Out = Annotated[Path | None, flag("Folder of the run; by default a new one below `runs/`.", "Output")]
+Resume = Annotated[bool, flag("Continue the run in `--out` exactly, or begin it if there is none.", "Output")]
+Explain = Annotated[bool, flag("Say how this run would be computed, and why, instead of running it.", "Output")]
+AsJson = Annotated[bool, flag("Print the summary as JSON, and nothing else.", "Output", "--json")]
 
 _ABOUT = """Run one method: `coterie run fedavg --split dirichlet --alpha 0.1 --rounds 50`.
 
@@ -154,6 +149,16 @@ def short(world: "World") -> str:
 def headline(world: "World", clients: int) -> str:
     """A world in a line."""
     return f"{short(world)}, {world.split.name} split, {clients} clients"
+
+
+def place_of(out: Path | None, parent: Path, name: str, resume: bool = False) -> "Path | NewFolder":
+    """The folder that is asked for, which must be empty unless a run is to be continued there, or else a new one."""
+    from coterie.runs.experiment import NewFolder
+    from coterie.runs.folder import require_empty
+
+    if out is not None and not resume:
+        require_empty(out)
+    return out or NewFolder(parent, name)
 
 
 def made(place: "Path | NewFolder") -> Path | None:

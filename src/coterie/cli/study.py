@@ -14,7 +14,7 @@ from coterie.cli.console import console, errors, following, plain_table, print_t
 from coterie.cli.options import ask, methods_options, needed, world_options
 from coterie.cli.parameters import Shown, command, flag, several, whole
 from coterie.core.errors import SettingsError
-from coterie.core.fields import WITHOUT_EFFECT
+from coterie.core.fields import WITHOUT_EFFECT, at_least, check_range
 from coterie.core.files import write_whole
 
 if TYPE_CHECKING:
@@ -63,22 +63,17 @@ def _options(arguments: Sequence[str] | None, function: Callable[..., Any]) -> l
     return needed(shown, ask(arguments, function), function)
 
 
-Seeds = Annotated[
-    int | None, flag("How often every cell is run; by default as the study says.", "--seeds", converter=whole)
-]
+Seeds = Annotated[int | None, flag("How often every cell is run; by default as the study says.", converter=whole)]
 Only = Annotated[
     str | None,
     flag(
         "Only some cells: `method=flis-dc,setting=*`, patterns by axis. Several of one axis are alternatives: "
         "`method=local,method=fedavg`. A comma is part of a label unless an axis and `=` follow.",
-        "--only",
     ),
 ]
-TimeLimit = Annotated[
-    float | None, flag("Minutes after which it stops; the same command goes on where it stopped.", "--time-limit")
-]
-Out = Annotated[Path, flag("Folder of all results, shared by all studies. [results]", "--out", "Output")]
-Show = Annotated[bool, flag("Run nothing: tables and figures of what there is.", "--show", "Output")]
+TimeLimit = Annotated[float | None, flag("Minutes after which it stops; the same command goes on where it stopped.")]
+Out = Annotated[Path, flag("Folder of all results, shared by all studies. [results]", "Output")]
+Show = Annotated[bool, flag("Run nothing: tables and figures of what there is.", "Output")]
 
 
 def _reproduce(
@@ -127,8 +122,8 @@ def _run_study(
 
 
 def _check(seeds: int | None, time_limit: float | None) -> None:
-    if seeds is not None and seeds < 1:
-        raise SettingsError(f"seeds={seeds}: at least 1")
+    """Refuse numbers out of range before torch is imported."""
+    check_range("seeds", seeds, at_least(1))
     if time_limit is not None and time_limit <= 0:
         raise SettingsError(f"time_limit={time_limit}: minutes, above 0")
 
@@ -247,11 +242,11 @@ def _run(campaign: "Campaign", pending: "Sequence[Task]", time_limit: float | No
 
     rounds = [task.settings.method.rounds for task in pending if isinstance(task.settings, Settings)]
     with following() as follower:
-        tally = follower.tally(len(rounds), sum(rounds))
+        line = follower.together(len(rounds), sum(rounds))
 
         def watch(task: "Task") -> "Sequence[Observer]":
             folder = campaign.folder(task)
             begun = StoredRun.read(folder).rounds if (folder / "settings.toml").is_file() else []
-            return tally.watch(begun[-1]["round"] if begun else 0)
+            return line.watch(begun[-1]["round"] if begun else 0)
 
         return campaign.carry_out(pending, None if time_limit is None else 60 * time_limit, watch)

@@ -35,6 +35,15 @@ class Option:
     """The numbers that it takes, if the field has a range."""
 
     @property
+    def written(self) -> str:
+        """The default as one writes it on the command line; empty if it is None."""
+        if isinstance(self.default, tuple):
+            return ",".join(map(str, self.default))
+        if isinstance(self.default, bool):
+            return str(self.default).lower()
+        return "" if self.default is None else str(self.default)
+
+    @property
     def decides(self) -> bool:
         """Whether another value makes a run another one, in its results or in what is written down of it."""
         return self.effect >= Effect.RECORD

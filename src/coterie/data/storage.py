@@ -20,6 +20,7 @@ import platformdirs
 
 from coterie.core.errors import DataError
 from coterie.core.files import write_whole
+from coterie.data.readers import reading
 
 logger = logging.getLogger("coterie.data")
 
@@ -145,10 +146,8 @@ def verified(path: Path, file: PublishedFile) -> Path:
     memory = _memory()
     if memory.get(str(path.absolute())) == stamp:
         return path
-    try:
+    with reading(path):
         difference = _difference(path, file)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error})") from error
     if difference:
         raise DataError(f"{path}: {difference}. {_WAY_OUT}")
     if file.checksum:
@@ -210,24 +209,19 @@ def _difference(path: Path, file: PublishedFile) -> str:
 
 def _contents(archive: Path, names: set[str]) -> Iterator[tuple[str, IO[bytes]]]:
     """Base names and streams of those regular files in an archive that are wanted. Paths in it are never followed."""
-    return _in_zip(archive, names) if zipfile.is_zipfile(archive) else _in_tar(archive, names)
-
-
-def _in_zip(archive: Path, names: set[str]) -> Iterator[tuple[str, IO[bytes]]]:
-    with zipfile.ZipFile(archive) as box:
-        for entry in box.infolist():
-            name = PurePosixPath(entry.filename).name
-            if name in names and not entry.is_dir():
-                with box.open(entry) as stream:
-                    yield name, stream
-
-
-def _in_tar(archive: Path, names: set[str]) -> Iterator[tuple[str, IO[bytes]]]:
-    with tarfile.open(archive) as box:
-        for entry in box:
-            name = PurePosixPath(entry.name).name
-            if name in names and entry.isfile() and (stream := box.extractfile(entry)):
-                yield name, stream
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as box:
+            for entry in box.infolist():
+                name = PurePosixPath(entry.filename).name
+                if name in names and not entry.is_dir():
+                    with box.open(entry) as stream:
+                        yield name, stream
+    else:
+        with tarfile.open(archive) as tape:
+            for member in tape:
+                name = PurePosixPath(member.name).name
+                if name in names and member.isfile() and (content := tape.extractfile(member)):
+                    yield name, content
 
 
 def _produce(
