@@ -1,4 +1,4 @@
-"""Command lines, taken apart before it is known which options a command has: that depends on what is asked for."""
+"""Command lines, taken apart before a command has options: these depend on the method, split and data named."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Asked:
-    """What stands behind a command."""
+    """The words and options behind a command."""
 
     words: tuple[str, ...] = ()
     """What is neither an option nor an option's value: methods, a split, folders."""
@@ -19,13 +19,13 @@ NOTHING = Asked()
 
 
 def behind(command: str, arguments: Sequence[str]) -> list[str] | None:
-    """What stands behind a command, if it is the one that the arguments choose. There may be `--help` in front."""
+    """The arguments behind a command; None if they choose another one. Options such as `--help` may stand in front."""
     place = next((place for place, argument in enumerate(arguments) if not argument.startswith("-")), None)
     return list(arguments[place + 1 :]) if place is not None and arguments[place] == command else None
 
 
 def take_apart(arguments: Iterable[str], switches: Mapping[str, Iterable[str]]) -> Asked:
-    """Words and options. A switch stands alone, but for the words that it may have behind it; others have a value."""
+    """Tell words from options. An option takes the next argument as its value, a switch only if it knows that word."""
     words: list[str] = []
     values: dict[str, str] = {}
     waiting = deque(arguments)

@@ -1,4 +1,4 @@
-"""The command line: one argument list in, one command run. What a command works with is imported when it works.
+"""The command line: one argument list in, one command run. What a command needs is imported when it runs.
 
 `coterie --help`, lists, and errors that a command line alone shows take no torch, which takes more than a second.
 """

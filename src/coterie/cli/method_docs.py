@@ -35,9 +35,9 @@ class About:
     programs: tuple[tuple[str, str], ...]
     """What runs at clients, with what each does."""
     own: tuple[Option, ...]
-    """What this method can be told, its own defaults included."""
+    """The options that only it has, or with another default than every method."""
     common: tuple[Option, ...]
-    """What every method can be told."""
+    """The options that it has as every method."""
     source: str
     """Its file, from the root of the project."""
 
@@ -90,7 +90,7 @@ def _programs(functions: Functions) -> Iterable[ast.FunctionDef]:
 
 
 def _compiled(function: ast.FunctionDef) -> CodeType:
-    """A function, compiled and not run."""
+    """The code of a function, which is not run."""
     compiled = compile(ast.Module([function], []), function.name, "exec").co_consts
     return next(one for one in compiled if isinstance(one, CodeType) and one.co_name == function.name)
 

@@ -47,7 +47,7 @@ _OWN = "own data"
 
 
 def method_options(method: str, world: Iterable[Shown]) -> list[Shown]:
-    """A method's own options; one that something else has too is written `--method.name`, as all of them can be."""
+    """A method's options. Each can be written as `--method.NAME`, and must be if the world has one of its name."""
     local = {option.name for option in options(LocalTraining)}
     taken = {item.name for item in world}
     shown = []
@@ -61,7 +61,8 @@ def method_options(method: str, world: Iterable[Shown]) -> list[Shown]:
 def methods_options(world: Sequence[Shown], named: Collection[str] = ()) -> list[Shown]:
     """The options of all methods, each name once. Where methods are named, theirs are the ones to show.
 
-    Methods may mean different things by a name. What any of them understands can be given then, and each checks it.
+    Methods may have different options of one name. Then all values are read that any of them takes, and each method
+    checks what it gets.
     """
     shown = _together(named or methods, world)
     return shown + hidden(_together([name for name in methods if name not in named], world), but=shown)
@@ -77,7 +78,7 @@ def _together(names: Iterable[str], world: Sequence[Shown]) -> list[Shown]:
 
 
 def _either(first: Option, second: Option) -> Option:
-    """An option that reads the choices of both."""
+    """One option for two of the same name: if both are switches or choices, it has the choices of both."""
     kinds = [readable(option.type) for option in (first, second)]
     if kinds[0] == kinds[1] or not all(kind is bool or get_origin(kind) is Literal for kind in kinds):
         return first
@@ -88,13 +89,13 @@ def _either(first: Option, second: Option) -> Option:
 
 
 def hidden(shown: Iterable[Shown], but: Iterable[Shown] = ()) -> list[Shown]:
-    """The same options out of sight, without those whose names are among others."""
+    """These options, but not shown in the help, and without those that have a name of `but`."""
     names = {item.name for item in but}
     return [replace(item, visible=False) for item in shown if item.name not in names]
 
 
 def of_methods(arguments: Iterable[str] | None, function: Callable[..., Any], place: slice) -> list[Shown]:
-    """The options that a command needs, of whose words those at a place are methods; none if another is chosen."""
+    """The options that a command needs whose words at `place` are methods; none if the arguments choose another."""
     if arguments is None:
         return []
     asked = ask(arguments, function)
@@ -104,12 +105,12 @@ def of_methods(arguments: Iterable[str] | None, function: Callable[..., Any], pl
 
 
 def ask(arguments: Iterable[str], function: Callable[..., Any]) -> Asked:
-    """What is asked for behind a command with the options of a run and the keyword parameters of a function."""
+    """Take apart the arguments of a command that has the options of a run and those of a function."""
     world = world_options()
     kinds = {item.name: readable(item.option.type) for item in world + methods_options(world)}
     kinds |= {name: get_args(own.annotation)[0] for name, own in own_options(function).items()}
     kinds |= dict.fromkeys(_HELP, bool)
-    # What is a switch for some methods has words for others.
+    # One method may have a switch where another has a choice of words.
     words = {name: get_args(kind) for name, kind in kinds.items()}
     return take_apart(arguments, {name: words[name] for name in kinds if kinds[name] is bool or "true" in words[name]})
 

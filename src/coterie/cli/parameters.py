@@ -19,7 +19,7 @@ GROUPS = {title: Group(title, sort_key=place) for place, title in enumerate(_TIT
 
 @dataclass(frozen=True)
 class Shown:
-    """An option as the command line has it."""
+    """An option on the command line."""
 
     option: Option
     group: Group
@@ -34,7 +34,7 @@ TRUTH = {"true": True, "false": False}
 
 
 def own_options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """A function's keyword parameters, by the names of the options that they are."""
+    """The keyword-only parameters of a function, by the names of their options in Python."""
     own = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
     names = [get_args(p.annotation)[1].name or (p.name,) for p in own]
     return {flags[0].removeprefix("--").replace("-", "_"): p for flags, p in zip(names, own, strict=True)}
@@ -43,9 +43,10 @@ def own_options(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def command(
     function: Callable[..., None], shown: Sequence[Shown], arguments: Sequence[inspect.Parameter] = ()
 ) -> Callable[..., None]:
-    """A command from a function `(given, *arguments, **own)`: `given` holds what was said of the options shown.
+    """A command made of a function `(given, *arguments, **own)`.
 
-    The function's own keyword parameters are options too. The arguments are those without a name.
+    `given` becomes the values of those `shown` options that are given, `arguments` have no names on the command line,
+    and the function's own keyword parameters are options too.
     """
     own = own_options(function).values()
 
@@ -72,13 +73,13 @@ def argument(name: str, kind: Any, default: Any = inspect.Parameter.empty, **sai
 
 
 def several(name: str, shown_as: str, text: str) -> inspect.Parameter:
-    """Any number of such arguments, words all."""
+    """Any number of words as arguments of a command that have no name on the command line."""
     said = Parameter(name=shown_as, help=text, group=GROUPS["Experiment"], show_default=False)
     return inspect.Parameter(name, inspect.Parameter.VAR_POSITIONAL, annotation=Annotated[str, said])
 
 
 def _parameter(item: Shown) -> inspect.Parameter:
-    """An option as a parameter. Its default is always nothing: only what is given is passed on."""
+    """An option as a parameter. Its default is None, so that only what is given is passed on."""
     kind = readable(item.option.type)
     said = Parameter(
         name=_flag(item.name),
@@ -160,7 +161,7 @@ def _values(given: Mapping[str, Any], shown: Iterable[Shown]) -> dict[str, Any]:
     for item in shown:
         value = given.get(_identifier(item.name))
         if value is not None:
-            # The words for a switch among words, where methods differ, are read as such.
+            # Where one method has a switch and another a choice of words, `true` and `false` are the switch's.
             value = TRUTH.get(value, value) if get_origin(item.option.type) is Literal else value
             values[item.name] = _listed(item, value) if get_origin(item.option.type) is tuple else value
     return values

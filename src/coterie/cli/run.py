@@ -65,7 +65,7 @@ def add_run(app: App, arguments: Sequence[str] | None, group: Group, sort_key: i
 
 
 def _command(method: str | None) -> Callable[..., None]:
-    """What runs a method, or the one that a word or a settings file names."""
+    """A command that runs a method; without one here, that which a word or the settings file names."""
 
     def run(
         given: dict[str, Any],
@@ -92,7 +92,7 @@ def _command(method: str | None) -> Callable[..., None]:
 
 
 def settings_of(given: dict[str, Any], method: str | None, base: Mapping[str, Any] | None = None) -> "Settings":
-    """The settings that options mean, once what a user should know about them is told."""
+    """The settings that given options make; what a user should know about them is told."""
     from coterie.runs.options import table_of
 
     understood = table_of(given, method, base)  # refuses what is wrong before torch is imported
@@ -162,13 +162,13 @@ def place_of(out: Path | None, parent: Path, name: str, resume: bool = False) ->
 
 
 def made(place: "Path | NewFolder") -> Path | None:
-    """The folder, once it is there."""
+    """The folder of a run; None if it has not been made."""
     return place if isinstance(place, Path) else place.made
 
 
 @contextmanager
 def stoppable(place: "Path | NewFolder", again: str) -> Iterator[None]:
-    """Tell how to go on when the user stops what runs inside; `FOLDER` in that is where it has been written to."""
+    """If the user stops what runs inside, tell how to go on: `again`, with the folder of the run for `FOLDER`."""
     try:
         yield
     except KeyboardInterrupt:

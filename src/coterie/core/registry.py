@@ -32,7 +32,7 @@ class Registry(Generic[T]):
         self._decorators = ("", "")
 
     def found_in(self, package: str, register: str, variant: str) -> None:
-        """Name the package whose files register classes, and the decorators by which they do it, as they call them."""
+        """Set the package whose files register classes, and the names of the two decorators in these files."""
         self._package, self._decorators = package, (register, variant)
 
     @dataclass_transform(frozen_default=True)

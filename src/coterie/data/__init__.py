@@ -7,17 +7,3 @@ from coterie.data.sources import Source, sources
 from coterie.data.split import Split, SplitRule
 from coterie.data.splits import split_rules
 from coterie.data.storage import data_folder
-
-__all__ = [
-    "Dataset",
-    "Source",
-    "Split",
-    "SplitRule",
-    "data_folder",
-    "from_folder",
-    "from_npz",
-    "from_torch",
-    "load",
-    "sources",
-    "split_rules",
-]

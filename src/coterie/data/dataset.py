@@ -102,7 +102,7 @@ class Dataset:
         return replace(self, x=self.x[index], y=self.y[index], users=users)
 
     def limited(self, samples: int, seed: int = 0) -> "Dataset":
-        """The data set with so many random samples to train on; the test part and the classes stay."""
+        """The data set with `samples` random samples to train on; the test part and the classes stay."""
         if not 0 < samples <= len(self):
             raise DataError(f"limit={samples}: {self.name} has {len(self)} training samples")
         return self.subset(np.sort(generator(seed, "limit").permutation(len(self))[:samples]))

@@ -26,7 +26,7 @@ def load(
     A name of the catalogue comes first: a folder that is called like one is written `./mnist`. `folder` is where
     published files are looked for and downloaded to (see `data_folder`). `hold_out` is the share of every class that
     becomes the test part; `limit` is the number of training samples that are kept. `seed` decides
-    on which, and on the classes of a data set that picks some. Other options are those of the data set.
+    which samples these are, and which classes a data set has that picks some. Other options are those of the data set.
 
     >>> coterie.load("digits").shape
     (1, 8, 8)
@@ -65,7 +65,7 @@ def _own(data: str | Path, options: dict[str, Any]) -> Dataset:
 
 
 def _nowhere(data: str | Path) -> CoterieError:
-    """The error for something that is neither: a word was meant as a name, anything else as a path."""
+    """The error for data that is neither known by name nor there; a plain word is taken for a name, not a path."""
     path = Path(data)
     if isinstance(data, str) and path.name == data and not path.suffix:
         return unknown("data set", data, sources)

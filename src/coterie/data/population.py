@@ -46,12 +46,12 @@ class Population:
     shift: np.ndarray
     """What is subtracted from inputs, per channel."""
     scale: np.ndarray
-    """What they are divided by then, per channel."""
+    """What the differences are divided by, per channel."""
     augment: bool
     data: str
     """The name of the data set."""
     copies: int = 0
-    """How many samples, the last ones, are transformed copies of others."""
+    """How many samples of the pool are transformed copies of others; these come last."""
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -68,7 +68,7 @@ class Population:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the clients are called."""
+        """The names of the clients."""
         return tuple(shard.name for shard in self.shards)
 
     def label_counts(self, part: str = "train") -> np.ndarray:
@@ -117,9 +117,10 @@ def populate(data: Dataset, split: SplitRule | Split, division: Division | None 
 
 
 def pooled(populations: Sequence[Population]) -> list[Population]:
-    """Populations of the same samples, with all of them in one pool.
+    """Populations that divide the same samples, with one pool for all of them.
 
-    Copies are each population's own: which samples are rotated, say, depends on the seed.
+    Behind the samples it has the copies of each population, one after another: which samples are rotated, say, depends
+    on the seed.
     """
     first = populations[0]
     originals = len(first.y) - first.copies
@@ -147,7 +148,7 @@ def same_samples(ours: Population, theirs: Population) -> bool:
 
 
 def _moved(population: Population, x: np.ndarray, y: np.ndarray, originals: int, by: int) -> Population:
-    """The same with these samples, among which its copies have moved so many places on."""
+    """A population whose pool becomes this larger one, in which its copies stand `by` places further back."""
 
     def moved(shard: Shard) -> Shard:
         parts = (np.where(part < originals, part, part + by) for part in (shard.train, shard.validation, shard.test))
@@ -160,6 +161,7 @@ def _moved(population: Population, x: np.ndarray, y: np.ndarray, originals: int,
 def _set_aside(
     data: Dataset, available: np.ndarray, count: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
+    """Random samples that the server holds, and the others that are available."""
     if count > len(available) or (count and count == len(data)):
         raise SettingsError(f"server_samples={count}: only {len(available)} of {len(data)} samples are free")
     chosen = np.sort(rng.permutation(available)[:count])
@@ -167,7 +169,7 @@ def _set_aside(
 
 
 def _last_of_each_class(data: Dataset, count: int) -> np.ndarray:
-    """Published test samples, as places behind the training samples, as many of one class as of another."""
+    """The last published test samples of each class, as many of one as of another, as places in the pool."""
     available = 0 if data.test is None else len(data.test)
     if count > available:
         raise SettingsError(f"server_samples={count}: {data.name} has {available} published test samples")
@@ -192,12 +194,12 @@ def _divided(
 
 
 def _part(samples: int, share: float, most: int) -> int:
-    """A share of a client's samples, at least one if it is wanted, but not more than the other parts can spare."""
+    """The size of a part with this share of a client's samples: at least one unless the share is 0, at most `most`."""
     return min(max(1, round(share * samples)), most) if share > 0 else 0
 
 
 def _published(data: Dataset, train: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarray:
-    """Published test samples for one client, as places behind the training samples."""
+    """The published test samples on which a client is tested, as places in the pool."""
     assert data.test is not None
     labels, counts = data.test.y, np.bincount(data.y[train], minlength=data.classes)
     if kind == "global":
@@ -219,7 +221,7 @@ def _published(data: Dataset, train: np.ndarray, kind: str, rng: np.random.Gener
 
 
 class _PoolUnderConstruction:
-    """The pool under construction: training samples, test samples, and transformed copies of those that need them."""
+    """Puts a pool together: training samples, test samples, and copies of those that some client has transformed."""
 
     def __init__(self, data: Dataset) -> None:
         parts = [data] if data.test is None else [data, data.test]
@@ -229,7 +231,7 @@ class _PoolUnderConstruction:
         self.copies: dict[str, np.ndarray] = {}
 
     def places(self, index: np.ndarray, transform: str | None) -> np.ndarray:
-        """Where these samples are, after the transform; copies are made once per sample and transform."""
+        """The places of samples in the pool, those of their copies if there is a transform; each copy is made once."""
         if transform is None:
             return index
         known = self.copies.setdefault(transform, np.full(len(self.y[0]), -1, dtype=np.int64))
@@ -260,7 +262,7 @@ def scaling_of(data: Dataset, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]
 
 
 class Pool:
-    """The samples of a population where they are computed with, prepared as they are gathered.
+    """The samples of a population on the device that computes with them; inputs are scaled when a batch is gathered.
 
     Images lie channels-last, so that a gathered batch has the memory format in which convolutions are fastest on a CPU.
     """

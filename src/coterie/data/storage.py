@@ -1,4 +1,8 @@
-"""Where data lives, how it gets there, and whether it is what was published."""
+"""The files of published data sets: where they are looked for, how they get there, and whether they are the right ones.
+
+Only the downloader is pooch's. Its registry knows one place, one address and one sum for each file, which it hashes at
+every use, and its processors want to be told the paths inside of an archive.
+"""
 
 import gzip
 import hashlib
@@ -48,7 +52,7 @@ class PublishedFile:
     """Algorithm and digest, e.g. `md5:0123...`; empty where none is published."""
 
     unpacked: "PublishedFile | None" = None
-    """The same content without its compression, which serves as well."""
+    """The file without its compression, which is as good."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +63,17 @@ class Download:
     """What is fetched."""
 
     urls: tuple[str, ...]
-    """Where from, the official source first; a checksum makes the mirrors as good."""
+    """Its addresses, the official one first; the checksum tells whether a mirror has the same."""
 
     into: str
     """Where the files go, below the data folder."""
 
     members: tuple[PublishedFile, ...] = ()
-    """What is taken out of the archive; nothing means that the file itself is wanted."""
+    """The files that are taken out of it, if it is an archive; otherwise it is itself the file that is needed."""
 
     @property
     def supplies(self) -> tuple[PublishedFile, ...]:
-        """The files that are there afterwards."""
+        """The files that this brings."""
         return self.members or (self.file,)
 
 
@@ -195,7 +199,7 @@ _WAY_OUT = "The file is damaged or another one: remove it and get it again"
 
 
 def _difference(path: Path, file: PublishedFile) -> str:
-    """How a file differs from the published one; nothing if it does not."""
+    """How a file differs from the published one, in words; empty if it does not."""
     size = path.stat().st_size
     if file.size is not None and size != file.size:
         return f"expected {file.size:,} bytes, found {size:,}"
@@ -243,7 +247,7 @@ def _retrieve(url: str, path: Path) -> None:
     """Fetch a file, with a progress bar on a terminal."""
     from pooch import HTTPDownloader
 
-    # NIST turns away Python's usual name. An encoding for the way would have requests unpack a .gz file on arrival.
+    # NIST turns away Python's usual name. And if a server sent a .gz file as an encoding, requests would unpack it.
     headers = {"User-Agent": "Mozilla/5.0 (compatible; Coterie)", "Accept-Encoding": "identity"}
     download = HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=1 << 16, headers=headers)
     download(url, str(path), None)

@@ -11,22 +11,3 @@ from coterie.data.splits.dirichlet import Dirichlet, Quantity
 from coterie.data.splits.known import Given, Natural
 from coterie.data.splits.plain import IID, LabelSkew
 from coterie.data.splits.slfed import SLFedDist0, SLFedDist1, SLFedDist2, SLFedDist3
-
-__all__ = [
-    "IID",
-    "AutoCFLInput",
-    "AutoCFLLabel",
-    "AutoCFLMotivation",
-    "CAFAClasses",
-    "CAFAMixed",
-    "Dirichlet",
-    "Given",
-    "LabelSkew",
-    "Natural",
-    "Quantity",
-    "SLFedDist0",
-    "SLFedDist1",
-    "SLFedDist2",
-    "SLFedDist3",
-    "split_rules",
-]
