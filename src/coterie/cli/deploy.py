@@ -58,7 +58,7 @@ def add_deploy(app: App, arguments: Sequence[str] | None, group: Group, sort_key
 
 
 def _require_flower() -> None:
-    """Say what is missing before an import fails."""
+    """If Flower is missing, raise an error that says how to install it."""
     try:
         import flwr  # noqa: F401
     except ImportError as error:

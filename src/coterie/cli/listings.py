@@ -107,7 +107,7 @@ def _describe(
     facts: Sequence[tuple[str, str]] = (),
     sections: Mapping[str, Sequence[tuple[str, str]]] | None = None,
 ) -> None:
-    """All that is written about something, what else is known of it, and its options."""
+    """Print all about one thing: its texts, its facts, further tables by their titles, and its options."""
     console.print(Text(name, style="bold"))
     console.print(Markdown("\n\n".join(text for text in texts if text)))
     options = [(f"--{option.name.replace('_', '-')}", shown_default(option), option.help) for option in known]

@@ -27,13 +27,13 @@ class About:
     text: str
     """The idea, the sources of its equations, and its symbols."""
     sends: str
-    """What travels."""
+    """What clients and server send each other."""
     gives_away: str
     """What others learn of a client."""
     steps: tuple[tuple[str, str], ...]
     """What happens before the first round, in a round, and when clients predict."""
     programs: tuple[tuple[str, str], ...]
-    """What runs at clients, with what each does."""
+    """The programs that run at clients, with what each does."""
     own: tuple[Option, ...]
     """The options that only it has, or with another default than every method."""
     common: tuple[Option, ...]

@@ -38,7 +38,7 @@ def as_counts(name: str, value: Any, length: int | None = None) -> np.ndarray:
 
 
 def as_square(name: str, value: Any, symmetric: bool = False) -> np.ndarray:
-    """A number for every pair of clients, [client, client]; `symmetric` refuses others, and evens out rounding."""
+    """A number for every pair of clients, [client, client], with `symmetric` one that is so, but for rounding."""
     array = as_array(name, value, 2)
     if array.shape[0] != array.shape[1]:
         raise SettingsError(f"{name} of shape {array.shape}: expected a number for every pair, [client, client]")
@@ -51,7 +51,7 @@ def as_square(name: str, value: Any, symmetric: bool = False) -> np.ndarray:
 
 
 def everywhere(matrix: Any, clients: Any, count: int) -> np.ndarray:
-    """A matrix of some clients, put into one of all `count` clients, [client, client]; NaN where it says nothing."""
+    """A matrix of some clients, put into one of all `count` clients, [client, client]; NaN for all others."""
     matrix = matrix.detach().cpu().numpy() if isinstance(matrix, Tensor) else np.asarray(matrix)
     whole = np.full((count, count), np.nan)
     whole[np.ix_(clients, clients)] = matrix

@@ -45,7 +45,7 @@ class Option:
 
     @property
     def decides(self) -> bool:
-        """Whether another value makes a run another one, in its results or in what is written down of it."""
+        """Whether a run with another value is another run, in its results or in what is written down of it."""
         return self.effect >= Effect.RECORD
 
 

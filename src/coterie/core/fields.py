@@ -1,4 +1,4 @@
-"""What the type of a field says besides: which values it takes, and what another value of it changes.
+"""What a field's type says in `Annotated`: which values it takes, and what another value of it changes.
 
     mu: Annotated[float, at_least(0)] = 0.01
     workers: Annotated[int | None, at_least(0), WITHOUT_EFFECT] = None
@@ -110,7 +110,7 @@ class Checked:
 
 
 def check_range(name: str, value: Any, allowed: Range | None) -> None:
-    """Refuse a number, or several of which one is, out of a field's range; None is always allowed."""
+    """Refuse a number that is out of a field's range, also one among several; None is always allowed."""
     numbers = value if isinstance(value, tuple) else () if value is None else (value,)
     if allowed is not None and not all(number in allowed for number in numbers):
         raise SettingsError(f"{name}={value}: {allowed.words}")

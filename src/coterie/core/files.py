@@ -1,4 +1,4 @@
-"""Files that are whole at any moment, whoever looks at them and whenever their writer is killed, and locked folders."""
+"""Files of which nobody ever sees a part, even if their writer is killed, and locks of folders."""
 
 import os
 from collections.abc import Callable

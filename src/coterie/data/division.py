@@ -34,14 +34,16 @@ class Division(Checked):
     """Inputs: normalised by mean and deviation per `channel`, bytes divided by 255 (`unit`), or left alone (`none`)."""
 
     augment: Augmentation = "none"
-    """What is done to training images: nothing, or a random `crop-flip` (four pixels around, and left-right)."""
+    """What is done to training images: nothing, or `crop-flip`, a random crop of the image with
+    four pixels added on each side and a random flip of left and right."""
 
     server_samples: Annotated[int, at_least(0)] = 0
-    """Samples that the server holds for itself, e.g. for FLIS: training samples that no client gets."""
+    """How many samples the server holds for itself, e.g. for FLIS."""
 
     server_from: Literal["train", "test"] = "train"
-    """Where the server's samples come from. Published `test` samples, the last of each class, are what clients are
-    tested on: only a method that says that it reads test data takes them."""
+    """Where the server's samples come from: `train` are training samples that no client gets, `test` the last published
+    test samples of each class. Clients are tested on these, so only a method that says that it reads test data may take
+    them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
