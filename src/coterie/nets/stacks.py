@@ -47,6 +47,11 @@ class Stack:
         return (self.parameters,)
 
     @property
+    def device(self) -> torch.device:
+        """Where the tensors are."""
+        return self.parameters.device
+
+    @property
     def size(self) -> int:
         """Bytes of everything in the stack."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
@@ -65,7 +70,7 @@ class Stack:
         """An index with its tensors where the stack is."""
         if isinstance(index, tuple):
             return tuple(map(self._here, index))
-        return index.to(self.parameters.device) if isinstance(index, Tensor) else index
+        return index.to(self.device) if isinstance(index, Tensor) else index
 
     def chosen(self: S, choice: Tensor) -> S:
         """Of several per client, [client, model], the one at each client's place `choice` [client]."""
@@ -125,7 +130,7 @@ class Stack:
 
     def _weights(self, values: Any) -> Tensor:
         """Numbers in the stack's own dtype, without a detour that would round them."""
-        return torch.as_tensor(values, dtype=self.parameters.dtype, device=self.parameters.device)
+        return torch.as_tensor(values, dtype=self.parameters.dtype, device=self.device)
 
     def __rmatmul__(self: S, weights: Any) -> S:
         """Weighted sums of rows: [group, row] @ [row] gives [group]; [row] @ [row] gives a single one."""
