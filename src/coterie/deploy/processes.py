@@ -138,23 +138,21 @@ def flower_environment(folder: Path) -> dict[str, str]:
     }
 
 
-def superlink_command(files: ServerFiles, database: Path, host: str, port: int) -> list[str]:
-    """The command that starts a SuperLink with encryption and node authentication, which installs no packages."""
-    return [
-        str(Path(sys.executable).parent / "flower-superlink"),
-        *("--ssl-ca-certfile", str(files.ca), "--ssl-certfile", str(files.certificate)),
-        *("--ssl-keyfile", str(files.key), "--enable-supernode-auth"),
-        *("--database", str(database), "--host", host, "--port", str(port)),
-        "--disable-runtime-dependency-installation",
-    ]
-
-
 def start_superlink(
     processes: Processes, files: ServerFiles, folder: Path, host: str = "127.0.0.1", port: int = 8000
 ) -> Process:
-    """Start a SuperLink that keeps its state in a folder, wait until it listens, and admit the nodes in `files`."""
+    """Start a SuperLink that keeps its state in a folder, wait until it listens, and admit the nodes in `files`.
+
+    It encrypts, lets only these nodes in, and installs no packages.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    command = superlink_command(files, folder / "state.db", host, port)
+    command = [
+        str(Path(sys.executable).parent / "flower-superlink"),
+        *("--ssl-ca-certfile", str(files.ca), "--ssl-certfile", str(files.certificate)),
+        *("--ssl-keyfile", str(files.key), "--enable-supernode-auth"),
+        *("--database", str(folder / "state.db"), "--host", host, "--port", str(port)),
+        "--disable-runtime-dependency-installation",
+    ]
     process = processes.start("SuperLink", command, folder / "superlink.log", flower_environment(folder))
     deadline = time.monotonic() + _START
     local = "127.0.0.1" if host in ("0.0.0.0", "") else host
@@ -179,5 +177,4 @@ def free_port() -> int:
     """A port on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])

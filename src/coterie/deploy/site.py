@@ -28,7 +28,10 @@ ALLOWED = ("coterie.*",)
 """Programs that run unless the site says otherwise: those that come with Coterie."""
 
 PARTS = ("train", "validation", "test")
-"""What the numbers 0, 1 and 2 mean in an array `part` of a site's npz file."""
+"""The parts of a site's data. An array `part` in its .npz file has 0, 1 or 2 for them."""
+
+Places = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Which samples are for training, for validation and for testing."""
 
 
 @dataclass(frozen=True)
@@ -150,13 +153,10 @@ class SiteSettings:
         return population if given is None else replace(population, shards=(Shard(self.name, *given),))
 
 
-def load_own(
-    data: str, labels: tuple[str, ...], size: int | None = None
-) -> tuple[Dataset, tuple[np.ndarray, np.ndarray, np.ndarray] | None]:
+def load_own(data: str, labels: tuple[str, ...], size: int | None = None) -> tuple[Dataset, Places | None]:
     """The data of a site or a server with the task's labels, from an .npz file, a folder of images or a function.
 
-    If the file has an array `part`, which says what each sample is for, then also the places of the samples for
-    training, for validation and for testing; otherwise None.
+    If the file has an array `part`, which says what each sample is for, then also the places of these samples.
     """
     module, colon, name = data.rpartition(":")
     if colon:
@@ -172,9 +172,8 @@ def load_own(
     return relabelled(load(data) if size is None else load(data, size=size), labels), None
 
 
-def _parted(
-    path: Path, arrays: Mapping[str, np.ndarray], labels: tuple[str, ...]
-) -> tuple[Dataset, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def _parted(path: Path, arrays: Mapping[str, np.ndarray], labels: tuple[str, ...]) -> tuple[Dataset, Places]:
+    """The data of a file that has an array `part`."""
     names = tuple(map(str, arrays.get("labels", ())))
     data = relabelled(Dataset(arrays["x"], arrays["y"], labels=names, name=path.stem), labels)
     part = arrays["part"].reshape(-1)

@@ -12,16 +12,13 @@ from functools import partial
 
 import torch
 
-Flags = tuple[str, torch.device]
-"""What programs compute in, and on which device."""
-
 
 class _state:  # noqa: N801
     """How many programs run in this process, the settings they want of torch, and what undoes these."""
 
     lock = threading.Lock()
     inside = 0
-    wanted: Flags | None = None
+    wanted: tuple[str, torch.device] | None = None  # precision and device
     undo = ExitStack()
 
 
@@ -65,6 +62,7 @@ def lifted() -> Iterator[None]:
 
 
 def _set_torch(precision: str, device: torch.device) -> ExitStack:
+    """Set torch up for a precision on a device; closing the result undoes it."""
     undo = ExitStack()
     if device.type == "cpu":
         # One thread: with several, small operations of a loaded machine take up to ten times as long.

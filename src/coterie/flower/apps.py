@@ -35,6 +35,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.files import write_whole
 from coterie.core.records import record
 from coterie.data.population import Shard
+from coterie.deploy.site import PARTS
 from coterie.engines.flower.arrays import ArrayNet, Arrays
 from coterie.engines.flower.messages import packed, unpacked
 from coterie.engines.flower.site import RemoteSite, Rules
@@ -47,9 +48,6 @@ log = logging.getLogger("coterie")
 
 APP_MESSAGE = "query.coterie"
 """The kind of Flower message that carries programs to apps."""
-
-PARTS = ("train", "validation", "test")
-"""The parts of a client's data. `coterie-part` in an evaluate handler's configuration says which it is asked about."""
 
 _KEPT = 10
 """For how many runs a client keeps what the server has told about them."""
@@ -93,7 +91,8 @@ def digest_of(about: bytes) -> str:
 def reply_of_app(message: Message, context: Context, handler: Handler, allow: Sequence[str]) -> Message:
     """An app's answer to a message that asks for a program; `handler` hands ordinary messages to the app."""
     name = _name_of(context)
-    folder = Path(os.environ.get("COTERIE_STATE") or platformdirs.user_state_dir("coterie")) / "apps" / _file_name(name)
+    state = Path(os.environ.get("COTERIE_STATE") or platformdirs.user_state_dir("coterie"))
+    folder = state / "apps" / quote(name, safe="").replace(".", "%2E")  # a name may lead to no other place
     asked: AppHost | None = None
     try:
         parts = unpacked(message.content)
@@ -115,11 +114,6 @@ def _name_of(context: Context) -> str:
     if config.get("name"):
         return str(config["name"])
     return f"partition-{config['partition-id']}" if "partition-id" in config else f"node-{context.node_id}"
-
-
-def _file_name(name: str) -> str:
-    """A name as the name of a folder, without anything that could lead to another place."""
-    return quote(name, safe="").replace(".", "%2E")
 
 
 def _told(parts: Mapping[str, bytes], folder: Path) -> AppFacts:

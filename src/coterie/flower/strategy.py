@@ -20,10 +20,11 @@ from flwr.supercore.logger import FLOWER_LOGGER, log
 from coterie._version import __version__
 from coterie.core.errors import CoterieError, ProgramError, SettingsError
 from coterie.deploy.server import Store, carry_through, logged
+from coterie.deploy.site import PARTS
 from coterie.engines.flower.arrays import STATISTICS, ArrayNet
 from coterie.engines.flower.engine import FlowerEngine, RoundLostError, Task, Waiting
 from coterie.engines.flower.messages import GridTransport
-from coterie.flower.apps import APP_MESSAGE, PARTS, AppFacts, digest_of
+from coterie.flower.apps import APP_MESSAGE, AppFacts, digest_of
 from coterie.nets import codec
 from coterie.nets.net import Net
 from coterie.runs.folder import RunFolder
@@ -328,11 +329,8 @@ def _spread_of(record: Record) -> dict[str, Any]:
 
 def _models(net: ArrayNet, served: Served) -> tuple[ArrayRecord, ...]:
     """All models that clients are served, as the app's arrays."""
-    return (
-        ()
-        if served.models is None
-        else tuple(net.arrays_of(served.models[place]) for place in range(len(served.models)))
-    )
+    models = served.models
+    return () if models is None else tuple(net.arrays_of(models[place]) for place in range(len(models)))
 
 
 def _groups(fed: Federation, groups: Sequence[Record]) -> dict[str, int]:

@@ -250,9 +250,8 @@ class FlowerEngine:
             "parameters": self.net.parameters.total,
             "dtype": str(self.net.dtype),
         }
-        for name, given in (("shift", self.task.shift), ("scale", self.task.scale)):
-            if given:
-                expected[name] = list(given)
+        scaling = {"shift": list(self.task.shift), "scale": list(self.task.scale)}
+        expected |= {name: given for name, given in scaling.items() if given}
         for name, value in expected.items():
             if hello.get(name) != value:
                 return f"its {name} is {_brief(hello.get(name))}, the task's is {_brief(value)}"
@@ -294,11 +293,10 @@ class FlowerEngine:
             return None
         try:
             answer = codec.load(content, {self.net.name: self.net})
+            if not isinstance(answer, dict):
+                raise CoterieError(type(answer).__name__)
         except CoterieError as error:
             log.warning("site %s answers nonsense: %s", name, error)
-            return None
-        if not isinstance(answer, dict):
-            log.warning("site %s answers nonsense: %s", name, type(answer).__name__)
             return None
         for kind in ("failed", "refused"):
             if kind in answer:

@@ -107,13 +107,10 @@ class RemoteSite:
             "shape": list(self._net.shape),
             "parameters": self._net.parameters.total,
             "dtype": str(self._net.dtype),
-            "shift": self._scaling("shift"),
-            "scale": self._scaling("scale"),
+            # Only what the settings say: a site's own mean and deviation are nobody's business.
+            "shift": list(self._rules.shift) or None,
+            "scale": list(self._rules.scale) or None,
         }
-
-    def _scaling(self, name: str) -> list[float] | None:
-        """The scaling that the settings say; a site's own mean and deviation are nobody's business."""
-        return list(getattr(self._rules, name)) or None
 
     def _keys(self, asked: Mapping[str, Any], shared: Any) -> dict[str, Any]:
         """This site's signed key, with which letters to it are sealed in a round."""
