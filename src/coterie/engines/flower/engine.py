@@ -91,7 +91,7 @@ class Waiting:
     all."""
 
     min_sites: Annotated[int, WITHOUT_EFFECT] = 2
-    """A round counts if at least so many sites answer."""
+    """How many sites must answer for a round to count."""
 
     timeout: Annotated[float, WITHOUT_EFFECT] = 600.0
     """Seconds that a site has for an answer."""
