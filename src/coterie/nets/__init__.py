@@ -1,7 +1,4 @@
-"""The networks of the papers, and how users bring their own.
-
-Importing this package does not import torch; asking for a net does.
-"""
+"""The networks of the papers, and how users bring their own. Only asking for a net imports torch, not this package."""
 
 from collections import UserDict
 from functools import cached_property
