@@ -89,7 +89,7 @@ def test_branch_is_the_loop_to_the_last_bit(precision):
 def test_steps_are_recorded_once_and_replayed():
     fed = federation("cuda", engine="vectorised")
     coterie.FedAvg(rounds=3, batch=8).fit(fed)
-    ((recorded,),) = fed._engine._site.form._recorder._kinds.values()
+    ((recorded,),) = fed._engine._host.form._recorder._kinds.values()
     assert recorded.graphs
     assert not recorded.fails
     again = dict(recorded.graphs)

@@ -88,7 +88,7 @@ def test_components_are_trained_on_samples_weighted_by_responsibility():
     models = fed.new_models(2)
     local = FedEM(steps=1, batch=0, rate=1.0).local
     found = fed.run(train_components, shared=models, local=local)
-    site = fed._engine._site
+    site = fed._engine._host
     for client in range(6):
         index = torch.from_numpy(site.shards[client].train)
         x, y = site.pool.inputs(index), site.pool.y[index]

@@ -157,7 +157,7 @@ def test_compat_chooses_on_test_data_and_says_so():
     fed.begin(1, test_data=True)
     models = fed.new_models(4)
     chosen = fed.run(choose_on_test_and_train, shared=models, local=made.local).choice
-    site = fed._engine._site
+    site = fed._engine._host
     for client in range(6):
         index = torch.from_numpy(site.shards[client].test)
         x, y = site.pool.inputs(index), site.pool.y[index]

@@ -103,7 +103,7 @@ def test_a_mixture_averages_probabilities():
     fed = federation(clients=2, precision="float64")
     models = fed.new_models(2)
     scores = scored(fed, serving.mixture(models, torch.tensor([[0.25, 0.75], [0.5, 0.5]])))
-    site = fed._engine._site
+    site = fed._engine._host
     shard = site.shards[0]
     x, y = site.pool.inputs(torch.from_numpy(shard.test)), site.pool.y[torch.from_numpy(shard.test)]
     shares = site.form.outputs(models, x, shared=True).softmax(-1)

@@ -46,7 +46,7 @@ class Control:
         return True
 
     def start(self, app: Path, config: Mapping[str, Any]) -> int:
-        """Start a run of an app with these entries of its configuration; its number."""
+        """Start a run of an app, with these entries for its run configuration; returns the run's number."""
         bundle = build_fab_from_disk(app)
         fab = fab_to_proto(Fab(hashlib.sha256(bundle).hexdigest(), bundle, {}))
         try:
@@ -58,7 +58,7 @@ class Control:
         return int(answer.run_id)
 
     def status(self, run: int) -> tuple[str, str]:
-        """How a run stands (pending, starting, running or finished), and what there is to say about it."""
+        """The state of a run (pending, starting, running or finished), and what Flower tells about it besides."""
         found = self._client.ListRuns(ListRunsRequest(run_id=run)).run_dict
         status = run_from_proto(next(iter(found.values()))).status
         return status.status, " ".join(filter(None, (status.sub_status, status.details)))

@@ -1,8 +1,9 @@
-"""A whole federation on this machine, with real processes: SuperLink, sites, run, result."""
+"""A whole federation on this machine, in processes of its own: the SuperLink, the sites and the run."""
 
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ _LOOK = 0.5
 
 
 def deployment_of(settings: Settings, waiting: Waiting | None = None) -> Deployment:
-    """The same method and task for real sites."""
+    """The deployment that runs the method and the task of a simulation's settings over real sites."""
     world = settings.world
     if world.arrivals:
         raise SettingsError("arrivals: real sites arrive when they connect")
@@ -53,7 +54,7 @@ def deployment_of(settings: Settings, waiting: Waiting | None = None) -> Deploym
 
 
 def prepare(settings: Settings, folder: Path, waiting: Waiting) -> Deployment:
-    """Write an app, keys, and for every client of the settings' world a site with its data, into a folder."""
+    """Write into a folder an app, keys, and for every client of a simulation's settings a site with its data."""
     deployment, population = deployment_of(settings, waiting), settings.world.population
     folder.mkdir(parents=True, exist_ok=True)
     if len(population.server.train) or len(population.server.test):
@@ -71,7 +72,7 @@ def prepare(settings: Settings, folder: Path, waiting: Waiting) -> Deployment:
 
 
 def _write_data(path: Path, population: Population, shard: Shard) -> None:
-    """What one holds, as a file that says which sample is for what."""
+    """Write the samples of one client into a file, with an array `part` that says what each sample is for."""
     places = [shard.part(part) for part in PARTS]
     index, part = np.concatenate(places), np.repeat(np.arange(len(PARTS)), [len(place) for place in places])
     np.savez(path, x=population.x[index], y=population.y[index], part=part)
@@ -90,7 +91,7 @@ class LocalFederation:
 
     @property
     def superlink(self) -> str:
-        """Where the SuperLink listens."""
+        """The address at which the SuperLink listens."""
         return f"127.0.0.1:{self._port}"
 
     @property
@@ -112,12 +113,12 @@ class LocalFederation:
         self.processes.stop()
 
     def start_superlink(self) -> None:
-        """Start the SuperLink, on the state that it had."""
+        """Start the SuperLink, with the state that it had when it ended."""
         folder = self.folder / "superlink"
         self.superlink_process = start_superlink(self.processes, self.files, folder, port=self._port)
 
     def start_site(self, name: str) -> Process:
-        """Start a site."""
+        """Start the process of a site."""
         settings = self.folder / "certs" / "sites" / name / "site.toml"
         command = [sys.executable, "-m", "coterie", "deploy", "site", str(settings), "--superlink", self.superlink]
         log = self.folder / "logs" / f"site-{name}.log"
@@ -126,17 +127,17 @@ class LocalFederation:
 
     def run(self, out: Path, watch: Callable[[Record], None]) -> StoredRun:
         """Run the app into a folder, or go on with the run in it."""
-        control = Control(self.superlink, self.files.ca)
-        try:
+        with closing(Control(self.superlink, self.files.ca)) as control:
             return follow(control, control.start(self.folder / "app", {"out": str(out.absolute())}), out, watch, self)
-        finally:
-            control.close()
 
 
 def follow(
     control: Control, run: int, out: Path, watch: Callable[[Record], None], federation: LocalFederation | None = None
 ) -> StoredRun:
-    """Follow a run in its folder until it ends: the run as it is stored, or what went wrong."""
+    """Show a run's rounds to `watch` as they are written, until the run ends; returns the stored run.
+
+    It is an error if the run does not finish, or if the SuperLink of a `federation` on this machine ends.
+    """
     shown = 0
     while True:
         if federation is not None:
@@ -155,7 +156,7 @@ def follow(
 
 
 def _reason(out: Path) -> str:
-    """The last error in a run's log."""
+    """The last error in a run's log; an empty text if there is none."""
     path = out / "log.txt"
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     errors = [line.split(" ERROR ", 1)[1] for line in lines if " ERROR " in line]

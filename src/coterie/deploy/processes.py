@@ -1,6 +1,5 @@
 """The processes of a federation on this machine: a SuperLink and sites, started, watched and stopped."""
 
-import contextlib
 import ctypes
 import os
 import signal
@@ -9,8 +8,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
-from types import TracebackType
 from uuid import uuid4
 
 import psutil
@@ -20,16 +19,17 @@ from coterie.deploy.control import Control
 from coterie.engines.flower.certs import ServerFiles
 
 _START = 60.0
-"""Seconds that a SuperLink has until it listens."""
+"""Within how many seconds a SuperLink must listen."""
 
 _MARK = "COTERIE_PROCESSES"
+"""The environment variable by which `Processes` recognises what it has started."""
 
 _STOP = 10.0
-"""Seconds that a process has to end by itself."""
+"""How many seconds a process that is asked to end has until it is killed."""
 
 
 class Process:
-    """A process with a name and a log."""
+    """A process of the federation, which writes what it prints into a log."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.name, self.log = name, log
@@ -47,23 +47,21 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Its number, which is also that of its group."""
+        """The number of the process, which is also that of its process group."""
         return self._process.pid
 
     @property
     def ended(self) -> bool:
-        """Whether it is no longer running."""
+        """Whether the process is no longer running."""
         return self._process.poll() is not None
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process and to all that it has started."""
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self.pid, number)
-        except ProcessLookupError:
-            return
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ends within so many seconds."""
+        """Wait at most this many seconds for the process to end; whether it did."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -71,22 +69,22 @@ class Process:
         return True
 
     def last_words(self, lines: int = 5) -> str:
-        """The end of its log."""
+        """The last lines of the log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
 class Processes:
-    """Processes that are all stopped at the end, whatever happens."""
+    """Starts processes and stops all of them when the `with` block ends, whatever happens."""
 
     def __init__(self) -> None:
         self._all: list[Process] = []
         self._mark = uuid4().hex
-        """What all processes that are started here have in their environment, and so all that those start."""
+        """Stands in the environment of every process that is started here, which those that it starts inherit."""
 
     def __enter__(self) -> "Processes":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def start(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Process:
@@ -96,14 +94,14 @@ class Processes:
         return process
 
     def check(self) -> None:
-        """Raise an error if one that is needed has ended."""
+        """Raise an error if the SuperLink has ended; a site may end at any time."""
         for process in self._all:
             if process.ended and process.name == "SuperLink":
                 raise CoterieError(f"the {process.name} has ended; {process.log} says:\n{process.last_words()}")
 
     def stop(self) -> None:
-        """End all: politely, then not."""
-        # The last first: sites say goodbye to a SuperLink that is still there.
+        """End all processes: ask each to end, and kill it if it does not."""
+        # The latest first: sites sign off at the SuperLink, which must still run then.
         for process in reversed(self._all):
             process.signal(signal.SIGINT)
             if not process.wait(_STOP):
@@ -113,23 +111,23 @@ class Processes:
         self._all.clear()
 
     def _end_others(self) -> None:
-        """End what outlives those that have started it.
+        """End processes that outlive the one which started them.
 
-        A SuperLink starts server apps in sessions of their own, and one that was killed leaves them at work.
+        A SuperLink starts server apps in sessions of their own. If it is killed, they go on.
         """
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):  # it has ended, or is somebody else's
+            with suppress(psutil.Error):  # the process has ended, or belongs to another user
                 if process.environ().get(_MARK) == self._mark:
                     process.kill()
 
 
 def _end_with_parent() -> None:
-    """Let a child on Linux end when this process is killed: it could not stop it any more."""
+    """Have Linux end a child when this process is killed, and so can no longer end the child itself."""
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 
 
 def flower_environment(folder: Path) -> dict[str, str]:
-    """Flower without telemetry, update checks and anything outside this folder."""
+    """Environment variables for Flower: no telemetry, no check for updates, and no files outside of this folder."""
     return {
         "FLWR_HOME": str(folder),
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -140,23 +138,21 @@ def flower_environment(folder: Path) -> dict[str, str]:
     }
 
 
-def superlink_command(files: ServerFiles, database: Path, host: str, port: int) -> list[str]:
-    """The command of a SuperLink with encryption and node authentication, that installs nothing."""
-    return [
-        str(Path(sys.executable).parent / "flower-superlink"),
-        *("--ssl-ca-certfile", str(files.ca), "--ssl-certfile", str(files.certificate)),
-        *("--ssl-keyfile", str(files.key), "--enable-supernode-auth"),
-        *("--database", str(database), "--host", host, "--port", str(port)),
-        "--disable-runtime-dependency-installation",
-    ]
-
-
 def start_superlink(
     processes: Processes, files: ServerFiles, folder: Path, host: str = "127.0.0.1", port: int = 8000
 ) -> Process:
-    """Start a SuperLink that keeps its state in a folder, wait until it listens, and admit all nodes that are known."""
+    """Start a SuperLink that keeps its state in a folder, wait until it listens, and admit the nodes in `files`.
+
+    It encrypts, lets only these nodes in, and installs no packages.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    command = superlink_command(files, folder / "state.db", host, port)
+    command = [
+        str(Path(sys.executable).parent / "flower-superlink"),
+        *("--ssl-ca-certfile", str(files.ca), "--ssl-certfile", str(files.certificate)),
+        *("--ssl-keyfile", str(files.key), "--enable-supernode-auth"),
+        *("--database", str(folder / "state.db"), "--host", host, "--port", str(port)),
+        "--disable-runtime-dependency-installation",
+    ]
     process = processes.start("SuperLink", command, folder / "superlink.log", flower_environment(folder))
     deadline = time.monotonic() + _START
     local = "127.0.0.1" if host in ("0.0.0.0", "") else host
@@ -165,12 +161,9 @@ def start_superlink(
         if time.monotonic() > deadline:
             raise CoterieError(f"the SuperLink does not listen after {_START:g} s; see {process.log}")
         time.sleep(0.1)
-    control = Control(f"{local}:{port}", files.ca)
-    try:
+    with closing(Control(f"{local}:{port}", files.ca)) as control:
         for key in sorted((files.folder / "nodes").glob("*.pub")):
             control.register(key)
-    finally:
-        control.close()
     return process
 
 
@@ -181,8 +174,7 @@ def _listens(host: str, port: int) -> bool:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A port on which no process listens now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        return int(probe.getsockname()[1])

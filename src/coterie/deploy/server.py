@@ -1,4 +1,8 @@
-"""The server's side of a deployment: its settings, and a run over whatever sites are connected."""
+"""The server's side of a deployment: its settings, and a run over the sites that are connected.
+
+A checkpoint is written after every round. A round that too few sites answer is lost: then `carry_through` goes on from
+the last checkpoint as a resumed run would. It tries a round `_ATTEMPTS` times at most.
+"""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,10 +43,10 @@ _SECTIONS: dict[str, tuple[str, type]] = {
     "scoring": ("scoring", Scoring),
     "computing": ("computing", Computing),
 }
-"""Sections of the settings, the field that each becomes, and its class."""
+"""For each section of the settings file: the field of `Deployment` that it becomes, and the class of that field."""
 
 _ATTEMPTS = 3
-"""How often a round is tried that too few sites answer, before the run stops."""
+"""After how many attempts at one round, each with too few answers, the run stops."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,9 @@ class Deployment:
 
     method: Method
     task: Task
+    """What the server and all sites must agree on."""
     seed: int = 0
+    """Seed of the server's draws."""
     server: str | None = None
     """What the server itself holds: an .npz file, or `package.module:function` that gives a `coterie.Dataset`. Its
     samples are for methods that need some, its test part is the global test set."""
@@ -65,7 +71,7 @@ class Deployment:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], folder: Path) -> "Deployment":
-        """Settings from a file's content; paths are seen from the file's folder."""
+        """The settings that a file contains; paths in them are relative to the file's folder."""
         check_format(table)
         known = {"format", "coterie", "seed", "method", "server", *_SECTIONS}
         for name in table:
@@ -90,11 +96,11 @@ class Deployment:
 
     @classmethod
     def read(cls, path: Path) -> "Deployment":
-        """Settings from a file."""
+        """The settings in a file."""
         return cls.from_table(read_table(path), path.parent)
 
     def table(self) -> dict[str, Any]:
-        """Everything, as a settings file has it."""
+        """All settings, as the content of a settings file."""
         sections = {name: vars(getattr(self, field)) for name, (field, _) in _SECTIONS.items()}
         top = {"format": FORMAT, "coterie": __version__, "seed": self.seed}
         method = {"name": self.method.name, **vars(self.method)}
@@ -113,7 +119,7 @@ class Deployment:
         return FlowerEngine(net, self.task, transport, self.waiting, own)
 
     def _server_population(self) -> Population | None:
-        """What the server holds: its samples, and the global test set."""
+        """The server as a population without clients: its own samples, and the global test set."""
         if self.server is None:
             return None
         data, given = load_own(self.server, self.task.labels)
@@ -128,7 +134,7 @@ class Deployment:
 
 
 def run_over(deployment: Deployment, transport: Transport, out: Path, observers: Sequence[Observer] = ()) -> Result:
-    """Run a method over real sites, into a run folder; if the folder holds this run already, go on with it.
+    """Run a method over real sites and store it in a run folder; if the folder has begun this run, go on with it.
 
     A round that too few sites answer is tried again when they are back. What goes wrong on the way is in `log.txt`.
     """
@@ -147,7 +153,7 @@ class Store(Observer, Protocol):
         """The checkpoint to go on from, if there is one."""
 
     def close(self) -> None:
-        """The run goes on no further here."""
+        """Give back what the store holds: the run has ended, or stopped."""
 
 
 def carry_through(
@@ -159,44 +165,30 @@ def carry_through(
     observers: Sequence[Observer] = (),
     describe: Record | None = None,
 ) -> Result:
-    """Run a method to its end, and a round again that too few sites answer, from what the store has of the last."""
+    """Run a method to its end. A round that too few sites answer is run again, from the store's newest checkpoint."""
+    lost, attempts, watching = 0, 0, [*observers, store]
     with closing(store):
-        return _carry_through(method, fed, engine, store, scoring, observers, describe)
-
-
-def _carry_through(
-    method: Method,
-    fed: Federation,
-    engine: FlowerEngine,
-    store: Store,
-    scoring: Scoring,
-    observers: Sequence[Observer],
-    describe: Record | None,
-) -> Result:
-    lost, attempts = 0, 0
-    while True:
-        checkpoint = store.open(fed.net, resume=True)
-        try:
-            engine.gather(first=checkpoint is None)
-            log.info("%s", fed.explain())
-            return fit(
-                method, fed, scoring=scoring, observers=[*observers, store], resume=checkpoint, describe=describe
-            )
-        except RoundLostError as error:
-            attempts = attempts + 1 if fed.round == lost else 1
-            lost = fed.round
-            if attempts >= _ATTEMPTS:
-                log.error("%s; tried %d times", error, attempts)
+        while True:
+            checkpoint = store.open(fed.net, resume=True)
+            try:
+                engine.gather(first=checkpoint is None)
+                log.info("%s", fed.explain())
+                return fit(method, fed, scoring=scoring, observers=watching, resume=checkpoint, describe=describe)
+            except RoundLostError as error:
+                attempts = attempts + 1 if fed.round == lost else 1
+                lost = fed.round
+                if attempts >= _ATTEMPTS:
+                    log.error("%s; tried %d times", error, attempts)
+                    raise
+                log.warning("%s; the round is tried again", error)
+            except Exception as error:
+                log.error("stopped: %s", error)
                 raise
-            log.warning("%s; the round is tried again", error)
-        except Exception as error:
-            log.error("stopped: %s", error)
-            raise
 
 
 @contextmanager
 def logged(out: Path | None, *handlers: logging.Handler) -> Iterator[None]:
-    """Write what Coterie logs into a run's folder, if it has one, and hand it to these handlers."""
+    """Write what Coterie logs meanwhile into `log.txt` in a run's folder, if it has one, and to these handlers."""
     with ExitStack() as stack:
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)

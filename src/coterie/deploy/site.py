@@ -1,4 +1,4 @@
-"""What a site decides for itself, in its `site.toml`."""
+"""A site's settings and data: what its owner decides in `site.toml`."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +28,10 @@ ALLOWED = ("coterie.*",)
 """Programs that run unless the site says otherwise: those that come with Coterie."""
 
 PARTS = ("train", "validation", "test")
-"""What the numbers 0, 1 and 2 mean in an array `part` of a site's npz file."""
+"""The parts of a site's data. An array `part` in its .npz file has 0, 1 or 2 for them."""
+
+Places = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Which samples are for training, for validation and for testing."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class SiteSettings:
 
     @classmethod
     def read(cls, path: Path) -> "SiteSettings":
-        """The settings in a file; paths in it are seen from the file's folder."""
+        """The settings in a file; paths in it are relative to the file's folder."""
         table = read_table(path)
         check_format(table)
         known = {option.name: option.type for option in options(cast(type, cls))}
@@ -140,7 +143,7 @@ class SiteSettings:
         return RemoteSite(rules, ClientHost(net, pool, population.shards, population.server.test, form))
 
     def population(self) -> Population:
-        """This site as a population of one client, with the task's label set."""
+        """This site's data as a population of one client, with the task's label set."""
         return scaled(self._divided(), self.shift, self.scale)
 
     def _divided(self) -> Population:
@@ -150,13 +153,10 @@ class SiteSettings:
         return population if given is None else replace(population, shards=(Shard(self.name, *given),))
 
 
-def load_own(
-    data: str, labels: tuple[str, ...], size: int | None = None
-) -> tuple[Dataset, tuple[np.ndarray, np.ndarray, np.ndarray] | None]:
-    """Own data with the task's labels, and its samples for training, validation and testing where a file says so.
+def load_own(data: str, labels: tuple[str, ...], size: int | None = None) -> tuple[Dataset, Places | None]:
+    """The data of a site or a server with the task's labels, from an .npz file, a folder of images or a function.
 
-    Data is an .npz file, a folder of images, or `package.module:function`; an array `part` in the file says which
-    sample is for what.
+    If the file has an array `part`, which says what each sample is for, then also the places of these samples.
     """
     module, colon, name = data.rpartition(":")
     if colon:
@@ -172,9 +172,8 @@ def load_own(
     return relabelled(load(data) if size is None else load(data, size=size), labels), None
 
 
-def _parted(
-    path: Path, arrays: Mapping[str, np.ndarray], labels: tuple[str, ...]
-) -> tuple[Dataset, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+def _parted(path: Path, arrays: Mapping[str, np.ndarray], labels: tuple[str, ...]) -> tuple[Dataset, Places]:
+    """The data of a file that has an array `part`."""
     names = tuple(map(str, arrays.get("labels", ())))
     data = relabelled(Dataset(arrays["x"], arrays["y"], labels=names, name=path.stem), labels)
     part = arrays["part"].reshape(-1)
@@ -185,7 +184,7 @@ def _parted(
 
 
 def imported(module: str, name: str) -> Callable[[], Any]:
-    """A function that the owner of the settings has named."""
+    """The function of this name in a module, as the owner of the settings has written it."""
     try:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
@@ -193,16 +192,16 @@ def imported(module: str, name: str) -> Callable[[], Any]:
 
 
 def relabelled(data: Dataset, labels: tuple[str, ...]) -> Dataset:
-    """The data with the task's labels; one that the task does not have is an error."""
+    """The data with the task's label set; a label that the task does not have is an error."""
     test = None if data.test is None else relabelled(data.test, labels)
-    # Bare numbers are places in the task's labels; names are looked up in them.
+    # Labels without names are places in the task's label set; names are looked up in it.
     numbered = data.labels == tuple(map(str, range(data.classes)))
     y = data.y if numbered else np.asarray(data.labels)[data.y]
     return replace(data, y=y, labels=labels, test=test)
 
 
 def scaled(population: Population, shift: Sequence[float], scale: Sequence[float]) -> Population:
-    """The population with this scaling of inputs instead of its own, where one is given."""
+    """The population with this shift and this scale of inputs, where one is given, in place of its own."""
     for name, given in (("shift", shift), ("scale", scale)):
         if given and len(given) != len(population.shift):
             raise SettingsError(f"{name}: {len(given)} numbers for {len(population.shift)} channels")

@@ -1,1 +1,1 @@
-"""Engines carry programs to clients. Methods import none of them."""
+"""Engines: they carry the programs of a method to its clients. No method imports one."""

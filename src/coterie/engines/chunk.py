@@ -1,7 +1,7 @@
-"""A program on clients whose data is at hand: simulated ones that are computed together, or a real site."""
+"""Runs a program on clients in this process: simulated ones that are computed together, or a real site's own."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -20,93 +20,85 @@ from coterie.training.forms import Form
 
 
 class Host(Protocol):
-    """What a process needs to stand for clients."""
+    """Has clients and can show them to a program. Whoever wants programs run in this process brings one."""
 
     @property
     def net(self) -> Net:
-        """The net that is trained."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where programs get their inputs."""
+        """The net that the clients train; programs get their inputs on its device."""
 
     @property
     def samples(self) -> int | None:
-        """Training samples of the first client; nothing while nobody has counted them."""
+        """How many training samples the first client has; None as long as nobody has counted them."""
 
     def clients(
         self, positions: Iterable[int], at: CallContext, memory: Memory | None = None, letters: Letters | None = None
     ) -> Clients:
-        """Clients by their positions."""
+        """The clients at these positions, as a program sees them."""
 
 
 @dataclass(frozen=True)
 class ClientHost:
-    """A host that has the clients' data, the net, and a way to compute."""
+    """A host that has the data of its clients, and computes with it."""
 
     net: Net
     pool: Pool
     shards: Sequence[Shard]
+    """Which samples of the pool each client has, by its position."""
     common: np.ndarray
     """The global test set, as places in the pool."""
     form: Form
+    """How gradients and outputs are computed."""
     known: RememberedFits = field(default_factory=dict)
-    """What need not be computed again."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where the data is."""
-        return self.pool.device
+    """How models last did on the data of single clients, so that the same question is computed only once."""
 
     @property
     def samples(self) -> int:
-        """Training samples of the first client."""
+        """How many training samples the first client has."""
         return len(self.shards[0].train)
 
     def clients(
         self, positions: Iterable[int], at: CallContext, memory: Memory | None = None, letters: Letters | None = None
     ) -> Clients:
-        """Clients by their positions."""
+        """The clients at these positions, as a program sees them."""
         shards = [self.shards[client] for client in positions]
         return Clients(self.net, self.pool, shards, self.form, at, memory, self.common, letters, self.known)
 
 
 Result = tuple[dict[str, Value], dict[str, Value], list[Letter]]
-"""A program's outputs, what the clients keep, and what they have written to others."""
+"""What a program returns, what it has told the clients to keep, and the letters that they have written."""
 
 
-def run_chunk(call: Call, memory: Memory, site: Host) -> Result:
-    """Run a program on clients together.
+def run_chunk(call: Call, memory: Memory, host: Host) -> Result:
+    """Run a program on all clients of a call together.
 
-    If it fails, it is run for each client alone to find out for which.
+    If that fails, the program is run on each client alone, so that the error can name the client.
     """
-    clients = site.clients(call.clients, call.at, memory, call.letters)
-    inputs = {name: value.to(site.device) for name, value in call.each.items()}
+    clients = host.clients(call.clients, call.at, memory, call.letters)
+    inputs = {name: value.to(host.net.device) for name, value in call.each.items()}
     for name, value in call.shared.items():
-        inputs[name] = _expanded(value.to(site.device), len(clients))
+        # Without a copy: with stride 0 along the clients, `Clients.evaluate` sees that all have the same model.
+        inputs[name] = _expanded(value.to(host.net.device), len(clients))
     try:
         outputs = call.program(clients, **inputs, **call.settings)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:
-        if len(clients) == 1:
-            cause = f"{type(error).__name__}: {error}"
-            raise ProgramError(f"program {call.program.name} failed on client {clients.names[0]}: {cause}") from error
-        for row in range(len(clients)):
-            run_chunk(part_of(call, np.array([row])), memory.rows(torch.tensor([row])), site)
-        some = ", ".join(clients.names[:5]) + (" ..." if len(clients) > 5 else "")
-        cause = f"{type(error).__name__}: {error}"
-        raise ProgramError(f"program {call.program.name} failed on clients {some} together: {cause}") from error
+        where = f"client {clients.names[0]}"
+        if len(clients) > 1:
+            for row in range(len(clients)):
+                run_chunk(part_of(call, np.array([row])), memory.rows(torch.tensor([row])), host)
+            where = "clients " + ", ".join(clients.names[:5]) + (" ..." if len(clients) > 5 else "") + " together"
+        raise ProgramError(f"program {call.program.name} failed on {where}: {type(error).__name__}: {error}") from error
     if clients.written and not call.program.letters:
         raise CoterieError(f"program {call.program.name} writes letters: declare it with @program(letters=True)")
     return outputs | _kept_finite(clients), clients.kept, clients.written
 
 
 def _kept_finite(clients: Clients) -> dict[str, Tensor]:
-    """Whether the models that a program has told clients to keep are finite, [client]; nothing if there are none."""
+    """An output that tells whether the models that each client was told to keep are finite, [client], if any were."""
     largest = []
     for name, value in clients.kept.items():
-        # Not what clients keep for the record, and no models of other nets, such as a GAN.
+        # Neither our own notes, whose names begin with an underscore, nor models of other nets, such as a GAN.
         if isinstance(value, Models) and not name.startswith("_") and value.net.parameters == clients.net.parameters:
             for tensor in value.tensors:
                 if tensor.numel():
@@ -116,27 +108,23 @@ def _kept_finite(clients: Clients) -> dict[str, Tensor]:
 
 
 def part_of(call: Call, rows: np.ndarray) -> Call:
-    """The call for the clients in some of its rows, in this order."""
+    """The same call for some of its clients only, given by their rows."""
     index = torch.from_numpy(rows)
-    each = {name: value[index.to(device_of(value))] for name, value in call.each.items()}
-    return Call(call.program, call.clients[rows], each, call.shared, call.settings, call.at, call.letters)
+    each = {name: value[index.to(value.device)] for name, value in call.each.items()}
+    return replace(call, clients=call.clients[rows], each=each)
 
 
 def joined(parts: Sequence[Mapping[str, Value]], order: Tensor) -> dict[str, Value]:
-    """Outputs of several parts of a call as one, in this order of all their rows."""
+    """The outputs of several parts of a call as one; row i of the result is row `order[i]` of the parts in sequence."""
     whole: dict[str, Value] = {}
     for name in parts[0]:
         values = [part[name] for part in parts]
         first = values[0]
         value = type(first).cat(values) if isinstance(first, Stack) else torch.cat(values)  # type: ignore[arg-type]
-        whole[name] = value[order.to(device_of(value))]
+        whole[name] = value[order.to(value.device)]
     return whole
 
 
-def device_of(value: Value) -> torch.device:
-    """Where a value is."""
-    return value.parameters.device if isinstance(value, Stack) else value.device
-
-
 def _expanded(value: Value, clients: int) -> Value:
+    """The value with the client as an additional first axis, along which it repeats."""
     return value.expand(clients) if isinstance(value, Stack) else value.expand(clients, *value.shape)

@@ -1,4 +1,9 @@
-"""Torch's settings while programs run: they are the process's own, and others' code must not feel them."""
+"""Torch's precision and threads while programs run.
+
+They belong to the whole process, and code that is no program must find them as they were: `applied` sets them while a
+program runs. Of runs that compute together, one waits inside of a program while others go on: `lifted` takes the
+settings back meanwhile, or the servers of the others would take their means in tf32.
+"""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -7,22 +12,19 @@ from functools import partial
 
 import torch
 
-Flags = tuple[str, torch.device]
-"""A precision and where is computed."""
-
 
 class _state:  # noqa: N801
-    """How many programs run in this process, what they want of torch, and what takes its settings back."""
+    """How many programs run in this process, the settings they want of torch, and what undoes these."""
 
     lock = threading.Lock()
     inside = 0
-    wanted: Flags | None = None
+    wanted: tuple[str, torch.device] | None = None  # precision and device
     undo = ExitStack()
 
 
 @contextmanager
 def applied(precision: str, device: torch.device) -> Iterator[None]:
-    """Torch's settings while programs run; when the last of them ends, they are as before."""
+    """Set torch up for a program. When the last of the programs that run at once ends, torch is as it was before."""
     with _state.lock:
         if not _state.inside:
             _state.wanted, _state.undo = (precision, device), _set_torch(precision, device)
@@ -38,13 +40,13 @@ def applied(precision: str, device: torch.device) -> Iterator[None]:
 
 
 def current() -> Callable[[], AbstractContextManager[None]]:
-    """The settings that hold now, to be entered when something is computed later."""
+    """How to apply later the settings that hold now: for what a program asks for and another thread computes."""
     return nullcontext if _state.wanted is None else partial(applied, *_state.wanted)
 
 
 @contextmanager
 def lifted() -> Iterator[None]:
-    """Torch as it was before, for a while: a program waits, and the code of other runs goes on in other threads."""
+    """Torch as it was before all programs, while the program in this thread waits and other threads go on."""
     with _state.lock:
         inside, wanted = _state.inside, _state.wanted
         if inside:
@@ -60,6 +62,7 @@ def lifted() -> Iterator[None]:
 
 
 def _set_torch(precision: str, device: torch.device) -> ExitStack:
+    """Set torch up for a precision on a device; closing the result undoes it."""
     undo = ExitStack()
     if device.type == "cpu":
         # One thread: with several, small operations of a loaded machine take up to ten times as long.

@@ -36,7 +36,7 @@ __all__ = ["ClientApp", "CoterieStrategy", "client_app", "server_app", "strategy
 
 
 def server_app(settings: Path) -> ServerApp:
-    """A server app that runs the method of a settings file into the folder that the run configuration calls `out`."""
+    """A server app that runs the method of a settings file; the run's folder is `out` in the run configuration."""
     app = ServerApp()
 
     @app.main()
@@ -44,7 +44,7 @@ def server_app(settings: Path) -> ServerApp:
         out = str(context.run_config.get("out", ""))
         if not out:
             raise SettingsError("no run folder: start with `coterie deploy run`, or `flwr run . -c 'out=\"FOLDER\"'`")
-        # A server app outlives its SuperLink, and would write into a run that another one goes on with.
+        # Otherwise this process would outlive its SuperLink, and write into a run that another one goes on with.
         start_parent_process_monitor(os.getppid())
         deployment = Deployment.read(settings)
         run_over(deployment, GridTransport(grid, 2 * deployment.waiting.timeout), Path(out))
@@ -55,7 +55,7 @@ def server_app(settings: Path) -> ServerApp:
 def client_app() -> clientapp.ClientApp:
     """A client app for Flower's own SuperNode, whose node configuration names the site's settings: `site="site.toml"`.
 
-    `coterie deploy site` does the same without fetching an app from the server, and faster.
+    The command `coterie deploy site` does the same, faster and without fetching an app from the server.
     """
     app = clientapp.ClientApp()
 
@@ -74,16 +74,16 @@ def _site(path: str) -> RemoteSite:
 
 
 def strategy(method: Method, **options: Any) -> CoterieStrategy:
-    """A method as a strategy for a Flower app, to be started in place of FedAvg; see `CoterieStrategy` for options."""
+    """A strategy that runs a method, to be started in place of Flower's FedAvg; `CoterieStrategy` says the options."""
     return CoterieStrategy(method, **options)
 
 
 class ClientApp(clientapp.ClientApp):
-    """Flower's `ClientApp` that also runs the programs of a method over its own train and evaluate handlers.
+    """Flower's `ClientApp`, which also runs the programs of a method by means of its train and evaluate handlers.
 
-    Everything else is as it was: handlers are registered the same way, mods see the messages that they have always
-    seen, and messages of other strategies pass through. It is not a mod, because Flower binds a mod to the one handler
-    of a message's kind: a program such as IFCA's evaluates and trains within one message.
+    All else is as in Flower: handlers are registered the same way, mods see the same messages, and messages of other
+    strategies reach their handlers. This is no mod because Flower gives a mod only the handler for the message's own
+    kind, but a program such as IFCA's evaluates and trains within one message.
     """
 
     def __init__(self, client_fn: Any = None, mods: list[Mod] | None = None, *, allow: Sequence[str] = ALLOWED) -> None:

@@ -1,13 +1,13 @@
-"""Programs over the handlers of somebody else's Flower app: the client's side of `coterie.flower.strategy`.
+"""Runs programs at the client of any Flower app: the client's side of `coterie.flower.strategy`.
 
-A program sees `Clients` of size one whose training and evaluating are done by the app's own train and evaluate
-handlers: they get the messages that Flower's FedAvg would send them. What a foreign training loop cannot do (terms of
-the gradient, objectives, weights of samples) and what only the samples themselves can tell (predictions, labels) is
-refused with an error that says so.
+A program sees one client. To train and to evaluate, this calls the app's own train and evaluate handlers, with the
+messages that Flower's FedAvg would send them. What an app's training loop cannot do (terms of the gradient, objectives,
+weights of samples) and what needs the samples themselves (predictions, labels) raises an error that says so, but only
+when a program asks for it.
 
-As at a site, what runs is what this installation has registered and allows. The server says once what the app's arrays
-are called and how its handlers are to be asked (`AppFacts`), which the client keeps on disk: Flower starts a new
-process for every message.
+As at a site, only programs run that this installation has registered and allows. The server tells the client once what
+the app's arrays are and how to ask its handlers (`AppFacts`). The client keeps this on disk, because Flower starts a
+new process for every message.
 """
 
 import hashlib
@@ -35,6 +35,7 @@ from coterie.core.errors import CoterieError
 from coterie.core.files import write_whole
 from coterie.core.records import record
 from coterie.data.population import Shard
+from coterie.deploy.site import PARTS
 from coterie.engines.flower.arrays import ArrayNet, Arrays
 from coterie.engines.flower.messages import packed, unpacked
 from coterie.engines.flower.site import RemoteSite, Rules
@@ -48,11 +49,8 @@ log = logging.getLogger("coterie")
 APP_MESSAGE = "query.coterie"
 """The kind of Flower message that carries programs to apps."""
 
-PARTS = ("train", "validation", "test")
-"""The parts of a client's data that an evaluate handler may be asked about, by `coterie-part` in its configuration."""
-
 _KEPT = 10
-"""Runs about which a client remembers what it was told."""
+"""For how many runs a client keeps what the server has told about them."""
 
 Handler = Callable[[Message, Context], Message]
 
@@ -66,15 +64,15 @@ class AppFacts:
     initial: tuple[Tensor, Tensor]
     """The parameters and buffers of the model that the run starts from."""
     parts: tuple[str, ...]
-    """The parts of its data that the evaluate handler can tell apart; none if there is no such handler."""
+    """The parts of its data that the evaluate handler can tell apart; empty if there is no such handler."""
     train_config: Mapping[str, Any] = field(default_factory=dict)
     evaluate_config: Mapping[str, Any] = field(default_factory=dict)
     arrays_key: str = "arrays"
     """What the app calls the record of arrays in a message."""
     config_key: str = "config"
-    """What it calls the record of its configuration."""
+    """What the app calls the record of its configuration in a message."""
     samples_key: str = "num-examples"
-    """What it calls the number of samples among its metrics."""
+    """What the app calls the number of samples among its metrics."""
 
     def __post_init__(self) -> None:
         sound = isinstance(self.arrays, Arrays) and all(isinstance(part, Tensor) for part in self.initial)
@@ -86,14 +84,15 @@ class AppFacts:
 
 
 def digest_of(about: bytes) -> str:
-    """The name under which a client remembers what it was told."""
+    """The name under which a client keeps these facts about an app."""
     return hashlib.sha256(about).hexdigest()
 
 
 def reply_of_app(message: Message, context: Context, handler: Handler, allow: Sequence[str]) -> Message:
-    """What an app's client answers to a message with a program; `handler` takes ordinary messages to the app."""
+    """An app's answer to a message that asks for a program; `handler` hands ordinary messages to the app."""
     name = _name_of(context)
-    folder = Path(os.environ.get("COTERIE_STATE") or platformdirs.user_state_dir("coterie")) / "apps" / _file_name(name)
+    state = Path(os.environ.get("COTERIE_STATE") or platformdirs.user_state_dir("coterie"))
+    folder = state / "apps" / quote(name, safe="").replace(".", "%2E")  # a name may lead to no other place
     asked: AppHost | None = None
     try:
         parts = unpacked(message.content)
@@ -104,26 +103,21 @@ def reply_of_app(message: Message, context: Context, handler: Handler, allow: Se
         log.warning("refused: %s", error)
         answer = codec.dump({"refused": str(error)})
     content = {"answer": answer}
-    if asked is not None:  # without it the server knows that it must tell about the app again
+    if asked is not None:  # without metrics the server knows that it must tell the facts again
         content["metrics"] = codec.dump(asked.metrics)
     return Message(packed(content), reply_to=message)
 
 
 def _name_of(context: Context) -> str:
-    """What a node is called: as its configuration says, by its partition, or by its number."""
+    """The name of a node: the one in its configuration, or else one made of the number of its partition or its own."""
     config = context.node_config
     if config.get("name"):
         return str(config["name"])
     return f"partition-{config['partition-id']}" if "partition-id" in config else f"node-{context.node_id}"
 
 
-def _file_name(name: str) -> str:
-    """A name as that of a folder, which leads nowhere else."""
-    return quote(name, safe="").replace(".", "%2E")
-
-
 def _told(parts: Mapping[str, bytes], folder: Path) -> AppFacts:
-    """What the server says about the app, or has said before."""
+    """The facts about the app: from this message, or as the server has told them before."""
     digest = parts.get("app", b"").decode("ascii", errors="replace")
     if not re.fullmatch("[0-9a-f]{64}", digest):
         raise CoterieError("a message that does not say about which app it is")
@@ -141,6 +135,7 @@ def _told(parts: Mapping[str, bytes], folder: Path) -> AppFacts:
 
 
 def _remember(path: Path, content: bytes) -> None:
+    """Keep the facts about an app in a file; those that were kept longest ago are deleted."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_whole(path, content)
     for old in sorted(path.parent.glob("*.safetensors"), key=lambda file: file.stat().st_mtime)[:-_KEPT]:
@@ -148,27 +143,26 @@ def _remember(path: Path, content: bytes) -> None:
 
 
 def _inner(message: Message, kind: str, content: RecordDict) -> Message:
-    """The message that the app's handler gets: as if it had been sent instead."""
+    """A message of this kind and content for the app's handler, as if it had come in place of the one that did."""
     metadata = copy(message.metadata)
     metadata.message_type = kind
     return make_message(metadata, content)
 
 
 class AppHost:
-    """A host of one client, whose data only the app's handlers can reach."""
+    """A host of one client, whose data only the handlers of its app can reach."""
 
     def __init__(self, name: str, about: AppFacts, handler: Callable[[str, RecordDict], Message]) -> None:
         self.name, self.about, self._handler = name, about, handler
         self.net = ArrayNet(about.arrays, [about.initial])
-        self.device = torch.device("cpu")
         self.samples: int | None = None
         self.metrics: dict[str, Any] = {}
-        """For each kind of message what the app measured, and on how many samples."""
+        """For each kind of message on how many samples the app has measured, and what."""
 
     def clients(
         self, positions: Iterable[int], at: CallContext, memory: Memory | None = None, letters: Letters | None = None
     ) -> "AppClients":
-        """The one client."""
+        """The one client, as a program sees it."""
         return AppClients(self, at, memory, letters)
 
     def train(self, model: Models, config: Mapping[str, Any]) -> tuple[Models, dict[str, Any]]:
@@ -182,7 +176,7 @@ class AppHost:
         return self.net.models_of(next(iter(reply.array_records.values()))), metrics
 
     def note(self, kind: str, metrics: Mapping[str, Any]) -> None:
-        """Note numbers that the app measured, to be told to the server."""
+        """Note the numbers among what the app measured; the answer tells them to the server."""
         key = self.about.samples_key
         numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float) and name != key}
         self.metrics[kind] = [metrics[key], numbers]
@@ -193,6 +187,7 @@ class AppHost:
         return self._measured(MessageType.EVALUATE, reply)
 
     def _asked(self, kind: str, model: Models, config: Mapping[str, Any]) -> RecordDict:
+        """What the app's handler of this kind answers about a single model."""
         about = self.about
         content = RecordDict({about.config_key: ConfigRecord(dict(config))})
         content[about.arrays_key] = self.net.arrays_of(model)
@@ -202,6 +197,7 @@ class AppHost:
         return reply.content
 
     def _measured(self, kind: str, reply: RecordDict) -> dict[str, Any]:
+        """All metrics in a handler's answer; the number of samples must be among them."""
         metrics = {name: value for record in reply.metric_records.values() for name, value in record.items()}
         key = self.about.samples_key
         samples = metrics.get(key)
@@ -214,6 +210,7 @@ class AppHost:
 
 
 def _beyond(what: str) -> CoterieError:
+    """An error that says what an app cannot do."""
     return CoterieError(
         f"a Flower app's own handlers cannot give {what}; choose a method of plain training and evaluating, such as "
         "FedAvg or IFCA, or let Coterie train here too (`coterie deploy`)"
@@ -221,7 +218,7 @@ def _beyond(what: str) -> CoterieError:
 
 
 class _Absent:
-    """Stands for samples and ways to compute with them, which only the app has."""
+    """Stands for the samples and the way to compute with them, which only the app has: to use either is an error."""
 
     device = torch.device("cpu")
 
@@ -230,19 +227,19 @@ class _Absent:
 
 
 class AppTrained:
-    """What an app's training gives; what it does not tell is an error only for those who need it."""
+    """The outcome of an app's training. To ask for a number that the app does not tell is an error."""
 
     def __init__(self, models: Models, samples: Tensor, metrics: Mapping[str, Any]) -> None:
         self.models, self.samples, self._metrics = models, samples, metrics
 
     @property
     def steps(self) -> Tensor:
-        """Steps taken, [client]."""
+        """How many steps the app has taken, [client]."""
         return self._told("the number of its steps", "num-steps")
 
     @property
     def loss(self) -> Tensor:
-        """Mean loss, [client]."""
+        """The mean loss, [client]."""
         return self._told("a loss", _named(self._metrics, "loss") or "loss")
 
     def _told(self, what: str, name: str) -> Tensor:
@@ -255,19 +252,19 @@ class AppTrained:
 class AppClients(Clients):
     """A Flower app's client, as a program sees it."""
 
-    def __init__(self, site: AppHost, at: CallContext, memory: Memory | None, letters: Letters | None) -> None:
+    def __init__(self, host: AppHost, at: CallContext, memory: Memory | None, letters: Letters | None) -> None:
         absent: Any = _Absent()
         nothing = np.empty(0, np.int64)
-        shard = Shard(site.name, nothing, nothing, nothing)
-        super().__init__(site.net, absent, [shard], absent, at, memory, None, letters)
-        self._site = site
+        shard = Shard(host.name, nothing, nothing, nothing)
+        super().__init__(host.net, absent, [shard], absent, at, memory, None, letters)
+        self._host = host
 
     def _part(self, part: str) -> list[np.ndarray]:
         raise _beyond("what takes the samples themselves")
 
     @property
     def sizes(self) -> Tensor:
-        """Training samples, [client]: as the app counted them when it trained last."""
+        """How many training samples the app counted when it trained last, [client]."""
         unknown = torch.zeros(1, dtype=torch.int64)
         sizes: Tensor = self.state("_samples", unknown)
         if torch.equal(sizes, unknown):
@@ -291,7 +288,7 @@ class AppClients(Clients):
         objective: Objective = cross_entropy,
         sample_weights: Tensor | None = None,
     ) -> Any:
-        """Let the app's train handler train; how the method wants it done stands in its configuration."""
+        """Let the app's train handler train. What the method wishes (rate, epochs, ...) stands in its configuration."""
         beyond = {
             "a pull in the gradient": bool(torch.as_tensor(pull).any()),
             "a push in the gradient": push is not None,
@@ -306,7 +303,7 @@ class AppClients(Clients):
             raise CoterieError(f"start of shape {start.shape} for 1 client: training takes one model for each")
         first = self._training_call() == 0
         models, metrics = self._by_app(start, local, None if epochs is None else float(epochs[0]))
-        samples = torch.tensor([self._site.samples])
+        samples = torch.tensor([self._host.samples])
         self.kept["_samples"] = samples
         self._add("_rounds", first.long())
         self._add("_steps", torch.tensor([int(metrics.get("num-steps", 0))]))
@@ -315,15 +312,16 @@ class AppClients(Clients):
         return AppTrained(models, samples, metrics)
 
     def adapt(self, start: Models, local: LocalTraining) -> Models:
-        """Models after some training by the app that nobody remembers."""
+        """Models after some training by the app, of which nothing is kept."""
         return self._by_app(start, local, None)[0]
 
     def _by_app(self, start: Models, local: LocalTraining, epochs: float | None) -> tuple[Models, dict[str, Any]]:
+        """Models after the app's own training, and what it measured. The handler finds wishes as `coterie-NAME`."""
         wishes = {item.name: getattr(local, item.name) for item in fields(local)}
         if epochs is not None:
             wishes |= {"epochs": epochs, "steps": None}
         config = {f"coterie-{name}": value for name, value in wishes.items() if isinstance(value, int | float | str)}
-        model, metrics = self._site.train(start[0], {"server-round": self.round, **config})
+        model, metrics = self._host.train(start[0], {"server-round": self.round, **config})
         return model.expand(1), metrics
 
     def evaluate(self, models: Models, on: str = "train", mixture: Tensor | None = None) -> Evaluation:
@@ -335,7 +333,7 @@ class AppClients(Clients):
             raise _beyond(f"an evaluation on {on!r}")
         if on == "test" and not self._at.scoring:
             raise CoterieError("test data is for scoring only: a method can reach train and validation data")
-        known = self._site.about.parts
+        known = self._host.about.parts
         if not known and not self._at.scoring:
             raise CoterieError(
                 "the app has no evaluate handler, as its strategy says (parts=()), and the method needs one"
@@ -352,15 +350,15 @@ class AppClients(Clients):
     def evaluate_each(
         self, models: Models, parts: Sequence[str], mixture: Tensor | None = None
     ) -> tuple[Evaluation, ...]:
-        """The same on several parts of the client's data, one after another."""
+        """How models do on each of several parts of the client's own data."""
         return tuple(self.evaluate(models, part, mixture) for part in parts)
 
     def _one(self, model: Models, on: str) -> tuple[float, float, int]:
-        """Accuracy and loss of a single model, and on how many samples; no accuracy is NaN."""
-        metrics = self._site.evaluate(model, {"server-round": self.round, "coterie-part": on})
-        samples: int = metrics[self._site.about.samples_key]
-        if on == "test" and "evaluate" not in self._site.metrics:  # the first is that of what the client is served
-            self._site.note("evaluate", metrics)
+        """Accuracy and loss of a single model, and on how many samples. If the app gives no accuracy, that is NaN."""
+        metrics = self._host.evaluate(model, {"server-round": self.round, "coterie-part": on})
+        samples: int = metrics[self._host.about.samples_key]
+        if on == "test" and "evaluate" not in self._host.metrics:  # the first model is what the client is served
+            self._host.note("evaluate", metrics)
         loss, accuracy = _named(metrics, "loss"), _named(metrics, "acc")
         if loss is None:
             given = ", ".join(metrics)
@@ -369,5 +367,5 @@ class AppClients(Clients):
 
 
 def _named(metrics: Mapping[str, Any], word: str) -> str | None:
-    """The first number among the metrics whose name has a word in it."""
+    """The name of the first metric that is a number and has this word in its name; None if there is none."""
     return next((n for n, value in metrics.items() if word in n.lower() and isinstance(value, int | float)), None)

@@ -1,7 +1,7 @@
-"""A method as a strategy for Flower apps: the server's side of `coterie.flower.strategy`.
+"""Runs a method as the strategy of any Flower app: the server's side of `coterie.flower.strategy`.
 
 Flower's own strategies configure one phase of a round at a time, and average what comes back. A method of Coterie may
-need several phases, several models and clients that remember, so this one takes over `start` as a whole.
+need several phases, several models, and clients that keep something, so this strategy replaces all of `start`.
 """
 
 from collections import Counter, defaultdict
@@ -20,10 +20,11 @@ from flwr.supercore.logger import FLOWER_LOGGER, log
 from coterie._version import __version__
 from coterie.core.errors import CoterieError, ProgramError, SettingsError
 from coterie.deploy.server import Store, carry_through, logged
+from coterie.deploy.site import PARTS
 from coterie.engines.flower.arrays import STATISTICS, ArrayNet
 from coterie.engines.flower.engine import FlowerEngine, RoundLostError, Task, Waiting
 from coterie.engines.flower.messages import GridTransport
-from coterie.flower.apps import APP_MESSAGE, PARTS, AppFacts, digest_of
+from coterie.flower.apps import APP_MESSAGE, AppFacts, digest_of
 from coterie.nets import codec
 from coterie.nets.net import Net
 from coterie.runs.folder import RunFolder
@@ -37,23 +38,24 @@ from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 _APPS_OWN = {"rounds", *(field.name for field in fields(LocalTraining))}
-"""Fields of a method that an app decides for itself; its train handler finds them as wishes in its configuration."""
+"""Fields of a method that an app is free to follow: its train handler finds them as wishes in its configuration."""
 
 _SPREAD = ("mean", "std", "min", "max", "worst_tenth")
+"""The statistics of clients' accuracy that Flower's log and result show."""
 
 
 @dataclass
 class CoterieStrategy(Strategy):
-    """A method that drives whole rounds through `start`, over apps whose `ClientApp` is `coterie.flower.ClientApp`."""
+    """Runs a method with `start`, over apps whose `ClientApp` is `coterie.flower.ClientApp`."""
 
     method: Method
-    """The method. Its `rounds` are those of `start` if it says a number."""
+    """The method. It runs as many rounds as `start` is told, otherwise as many as its own `rounds` say."""
 
     sites: int = 0
     """Nodes to wait for before the first round; 0 waits for `min_sites`. Methods that group clients need them all."""
 
     min_sites: int = 2
-    """A round counts if at least so many nodes answer."""
+    """How many nodes must answer for a round to count."""
 
     patience: float = 600.0
     """Seconds to wait for nodes that are missing, before the run stops."""
@@ -71,7 +73,7 @@ class CoterieStrategy(Strategy):
     """Names of arrays that are running statistics, with `*` as a wildcard: they are averaged, never stepped on."""
 
     out: Path | str | None = None
-    """Run folder: what is in it already goes on."""
+    """The run folder. If it holds a run that was begun, that run goes on."""
 
     seed: int = 0
     """Seed of the server's draws: who takes part, where further models start."""
@@ -86,7 +88,7 @@ class CoterieStrategy(Strategy):
     """What the app calls the record of arrays in a message."""
 
     configrecord_key: str = "config"
-    """What it calls the record of its configuration."""
+    """What the app calls the record of its configuration in a message."""
 
     result: fitting.Result | None = field(default=None, init=False)
     """After `start`: everything that was measured, per round and per client."""
@@ -95,7 +97,7 @@ class CoterieStrategy(Strategy):
     """After `start`: the server's models. A method whose clients keep their own may have none."""
 
     groups: dict[str, int] = field(default_factory=dict, init=False)
-    """After `start`: which of them each client is served, by its name."""
+    """After `start`: for each client, by its name, the place in `models` of the model that it is served."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, Method):
@@ -118,10 +120,10 @@ class CoterieStrategy(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
     ) -> Result:
-        """Wait for nodes, run all rounds, and give what Flower's strategies give.
+        """Wait for nodes, run all rounds, and return a result like that of Flower's own strategies.
 
-        `arrays` of the result is the model that most clients are served; all of them are in `models`, and who gets
-        which in `groups`.
+        `arrays` of the result is the model that most clients are served. All models are in `models`, and `groups` says
+        which client is served which.
         """
         method = self.method if num_rounds is None else replace(self.method, rounds=num_rounds)
         log(INFO, "Starting %s (Coterie %s):", type(method).__name__, __version__)
@@ -168,7 +170,7 @@ class CoterieStrategy(Strategy):
         return Waiting(self.sites, self.min_sites, timeout, self.patience)
 
     def _table(self, method: Method, net: ArrayNet) -> dict[str, Any]:
-        """What decides the run, as far as it is known here, as a settings file has it."""
+        """What decides the run, as far as the server knows it, as the content of a settings file."""
         top = {"format": FORMAT, "coterie": __version__, "seed": self.seed}
         app = {"parts": self.parts, "arrays": digest_of(codec.dump(net.arrays))}
         sites = {"sites": self.sites, "min_sites": self.min_sites, "patience": self.patience}
@@ -191,29 +193,16 @@ class CoterieStrategy(Strategy):
     # Flower's phases
 
     def configure_train(self, *arguments: Any, **more: Any) -> NoReturn:
-        """Not a phase by itself."""
-        raise self._whole()
-
-    def aggregate_train(self, *arguments: Any, **more: Any) -> NoReturn:
-        """Not a phase by itself."""
-        raise self._whole()
-
-    def configure_evaluate(self, *arguments: Any, **more: Any) -> NoReturn:
-        """Not a phase by itself."""
-        raise self._whole()
-
-    def aggregate_evaluate(self, *arguments: Any, **more: Any) -> NoReturn:
-        """Not a phase by itself."""
-        raise self._whole()
-
-    def _whole(self) -> CoterieError:
-        return CoterieError(
+        """Refuse to run one phase of a round by itself."""
+        raise CoterieError(
             f"{self.method.name} drives whole rounds: call the strategy's start, and wrap no other strategy around it"
         )
 
+    aggregate_train = configure_evaluate = aggregate_evaluate = configure_train
+
 
 class AppTransport(GridTransport):
-    """A grid of apps: it tells every node about the app first, and gathers what the apps measure."""
+    """Carries messages to apps: it tells each node the facts about the app first, and gathers what apps measure."""
 
     def __init__(self, grid: Grid, lifetime: float, about: bytes) -> None:
         super().__init__(grid, lifetime, APP_MESSAGE)
@@ -222,13 +211,13 @@ class AppTransport(GridTransport):
         self._metrics: list[_Measured] = []
 
     def nodes(self) -> set[int]:
-        """The nodes that are connected now. Those that come back may have forgotten everything."""
+        """The nodes that are connected now. One that was away is told the facts again: it may have lost them."""
         there = super().nodes()
         self._told &= there
         return there
 
     def send(self, messages: Mapping[int, Mapping[str, bytes]]) -> dict[int, str]:
-        """Send each node its message, and what it has to know for it."""
+        """Send each node its message, and with it the facts about the app if it has not been told them."""
         about = {"app": self._name, "about": self._about}
         known = {"app": self._name}
         return super().send(
@@ -243,7 +232,7 @@ class AppTransport(GridTransport):
         return super()._answer(node, parts)
 
     def measured(self, kind: str) -> dict[str, float]:
-        """What the apps have measured since the last call, as means over their samples."""
+        """What apps have measured for messages of this kind since the last call, as means over their samples."""
         sums: defaultdict[str, float] = defaultdict(float)
         weights: defaultdict[str, int] = defaultdict(int)
         for metrics in self._metrics:
@@ -256,11 +245,11 @@ class AppTransport(GridTransport):
 
 
 _Measured = dict[str, tuple[int, dict[str, float]]]
-"""For each kind of message, on how many samples an app measured what."""
+"""For each kind of message on how many samples an app has measured, and what."""
 
 
 def _sound(told: Any) -> _Measured:
-    """What an app says that it measured, without what cannot be that."""
+    """What an app says that it has measured, without entries that cannot be right."""
     sound: _Measured = {}
     for kind, entry in told.items() if isinstance(told, dict) else ():
         samples, values = entry if isinstance(entry, list) and len(entry) == 2 else (0, None)
@@ -271,7 +260,7 @@ def _sound(told: Any) -> _Measured:
 
 
 class _Remembered:
-    """A run that nobody stores: its newest checkpoint is in memory."""
+    """Keeps the newest checkpoint of a run that has no folder in memory."""
 
     def __init__(self) -> None:
         self._checkpoint: Checkpoint | None = None
@@ -291,7 +280,7 @@ class _Remembered:
 
 @dataclass
 class _FlowerObserver:
-    """Tells Flower's log and Flower's result how a run goes."""
+    """Writes how a run goes into Flower's log and Flower's result."""
 
     method: Method
     fed: Federation
@@ -301,7 +290,7 @@ class _FlowerObserver:
     evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None
 
     def round_done(self, checkpoint: Checkpoint, record: Record | None, groups: Record | None) -> None:
-        """Log the round; evaluate the commonest model on the server, if it can."""
+        """Log the round, and evaluate the commonest model on the server if the user has given a function for that."""
         number = self.fed.round
         trained, evaluated = self.transport.measured("train"), self.transport.measured("evaluate")
         log(INFO, "[ROUND %s/%s]", number, self.method.rounds)
@@ -320,12 +309,12 @@ class _FlowerObserver:
                 self.evaluate(number, models[_commonest(checkpoint.groups)])
 
     def run_done(self, checkpoint: Checkpoint, result: fitting.Result) -> None:
-        """Rounds that an earlier start has run are in the result, too."""
+        """Add the rounds that an earlier start has run to the result."""
         for record in result.rounds:
             self.outcome.evaluate_metrics_clientapp.setdefault(record["round"], MetricRecord(_spread_of(record)))
 
     def evaluate(self, number: int, arrays: ArrayRecord) -> None:
-        """Evaluate arrays on the server, if it can."""
+        """Evaluate arrays on the server if the user has given a function for that."""
         metrics = None if self.evaluate_fn is None else self.evaluate_fn(number, arrays)
         if metrics is not None:
             log(INFO, "\t└──> Evaluated on the server: %s", metrics)
@@ -339,19 +328,18 @@ def _spread_of(record: Record) -> dict[str, Any]:
 
 
 def _models(net: ArrayNet, served: Served) -> tuple[ArrayRecord, ...]:
-    return (
-        ()
-        if served.models is None
-        else tuple(net.arrays_of(served.models[place]) for place in range(len(served.models)))
-    )
+    """All models that clients are served, as the app's arrays."""
+    models = served.models
+    return () if models is None else tuple(net.arrays_of(models[place]) for place in range(len(models)))
 
 
 def _groups(fed: Federation, groups: Sequence[Record]) -> dict[str, int]:
+    """For each client that is in a group, by its name, the place of the model that it is served."""
     found = groups[-1]["groups"] if groups else []
     return {name: place for name, place in zip(fed.names, found, strict=False) if place >= 0}
 
 
 def _commonest(groups: Sequence[Record]) -> int:
-    """The place of the model that most clients are served, the first of equals; the first if nobody knows."""
+    """The place of the model that most clients are served: the first of several equals, or of all if none is known."""
     counted = Counter(place for place in (groups[-1]["groups"] if groups else []) if place >= 0)
     return min(counted, key=lambda place: (-counted[place], place), default=0)

@@ -1,4 +1,4 @@
-"""The networks of the papers, and how users bring their own. Importing this takes no torch; asking for a net does."""
+"""The networks of the papers, and how users bring their own. Only asking for a net imports torch, not this package."""
 
 from collections import UserDict
 from functools import cached_property
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 
 class Nets(UserDict[str, "Factory"]):
-    """The nets of `coterie.nets.zoo`, which is imported when one is asked for."""
+    """The nets of `coterie.nets.zoo`, a module that is imported when the first of them is asked for."""
 
     def __init__(self) -> None:
         pass
 
     @cached_property
     def data(self) -> "dict[str, Factory]":  # type: ignore[override]
-        """The nets themselves."""
+        """The nets by name."""
         from coterie.nets import zoo
 
         return zoo.nets

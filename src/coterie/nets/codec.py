@@ -1,7 +1,7 @@
-"""Values as bytes and back: safetensors for tensors, JSON for what holds them together. Never pickle.
+"""Writes values as bytes and reads them back: tensors as safetensors, all else as JSON beside them, nothing as pickle.
 
-The same encoding serves checkpoints, worker processes and real federations. Only classes that are registered here by
-their own code can be made from bytes: a message can never name what is imported.
+Checkpoints, worker processes and real sites all use this encoding. Reading makes objects only of classes that are
+registered as records where they are defined: no message can name a module that is then imported.
 """
 
 import dataclasses
@@ -24,17 +24,18 @@ from coterie.nets.net import Net
 from coterie.nets.stacks import Changes, Models
 
 Nets = Mapping[str, Net]
+"""The nets that models may be of, by name."""
 
 _STACKS: dict[str, type[Models] | type[Changes]] = {"models": Models, "changes": Changes}
 
 
 def dump(value: Any) -> bytes:
-    """A value as bytes."""
+    """Write a value as bytes."""
     tensors: dict[str, Tensor] = {}
     tree = _packed(value, tensors)
     taken: set[int] = set()
     for key, tensor in tensors.items():
-        # A copy of its own where one is needed: safetensors refuses tensors that share memory.
+        # safetensors refuses tensors that share memory: all but the first are copied.
         place = tensor.untyped_storage().data_ptr()
         tensors[key] = tensor.clone() if place in taken else tensor
         taken.add(place)
@@ -42,7 +43,7 @@ def dump(value: Any) -> bytes:
 
 
 def load(content: bytes, nets: Nets) -> Any:
-    """The value that was dumped; models are of the nets given, by name."""
+    """Read the value that `dump` has written. Models in it are of one of `nets`, which are known by their names."""
     try:
         length = int.from_bytes(content[:8], "little")
         header = json.loads(content[8 : 8 + length])
@@ -65,7 +66,7 @@ def read(path: Path, nets: Nets) -> Any:
 
 
 def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """The value as JSON, with tensors put aside under numbers."""
+    """The value as JSON. Its tensors go into `tensors`, each under a number that stands in their place."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, np.generic):
@@ -97,6 +98,7 @@ def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _unpacked(tree: Any, tensors: Mapping[str, Tensor], nets: Nets) -> Any:
+    """The value of which `_packed` has made this JSON and these tensors."""
     if not isinstance(tree, dict):
         return tree
     kind, content = tree["$"], tree["of"]
@@ -124,6 +126,7 @@ def _unpacked(tree: Any, tensors: Mapping[str, Tensor], nets: Nets) -> Any:
 
 
 def _check_width(net: Net, parts: list[Tensor]) -> None:
+    """Refuse parameters and buffers that do not have the net's size, one shape and the net's type."""
     widths = (net.parameters.total, net.buffers.total)
     for part, width in zip(parts, widths, strict=False):
         if part.dim() == 0 or part.shape[-1] != width or part.shape[:-1] != parts[0].shape[:-1]:

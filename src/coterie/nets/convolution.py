@@ -1,7 +1,8 @@
-"""Convolution and pooling that many clients compute at once under `vmap`, each with its own kernels.
+"""Convolution and pooling for stacks of clients under `vmap`, where each client has weights of its own.
 
-Without this `vmap` makes grouped convolutions of them. The functions here are each other's derivatives, so that they
-can be differentiated as often as one likes.
+`vmap` by itself makes grouped convolutions of them, which are slower. The functions here have a rule for `vmap` that
+calls our kernels (`coterie.nets.kernels`), and have each other as derivatives: so they can be differentiated any number
+of times. Our kernels are used only where Triton and a GPU are there.
 """
 
 from functools import cache
@@ -15,39 +16,40 @@ from torch.nn.grad import conv2d_weight
 Padding = tuple[int, int]
 
 _MOST_CHANNELS = 64
-"""With more channels cuDNN's grouped convolutions are the faster ones."""
+"""Most channels for our kernels; with more cuDNN's grouped convolutions are faster."""
 
 
 class Kernels(Protocol):
-    """What computes for stacks of clients; see `coterie.nets.kernels`."""
+    """What the functions here need of `coterie.nets.kernels`, or of a reference in its place."""
 
     def convolution(
         self, images: Tensor, kernels: Tensor, biases: Tensor | None, padding: Padding, flip: bool, precision: str
     ) -> Tensor:
-        """Images [client, row, channel, y, x] under kernels [client, filter, y, x, channel]."""
+        """Convolve images [client, row, channel, y, x] with kernels [client, filter, y, x, channel]."""
 
     def weight_gradient(self, images: Tensor, gradients: Tensor, padding: Padding, precision: str) -> Tensor:
-        """The gradient of kernels, [client, filter, y, x, channel]."""
+        """The gradient with respect to the kernels, [client, filter, y, x, channel]."""
 
     def pool(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """The largest of each square of 2x2 pixels of [..., y, x], and which it is."""
+        """The largest pixel of each square of 2x2 in [..., y, x], and which of the four it is."""
 
     def unpool(self, gradients: Tensor, index: Tensor, height: int, width: int) -> Tensor:
-        """Gradients of squares, put where the largest pixel was."""
+        """The gradient of each square at the pixel that was the largest, and 0 at the other three."""
 
     def group_norm(
         self, images: Tensor, weights: Tensor, biases: Tensor, groups: int, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Group normalisation of images [row, channel, y, x] that lie channels-last; centres and scales."""
+        """Normalise images [row, channel, y, x] that lie channels-last; gives centres and scales [row, channel] too."""
 
     def group_norm_back(
         self, images: Tensor, gradients: Tensor, centres: Tensor, scales: Tensor, weights: Tensor, groups: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients of input, weights and biases."""
+        """The gradients with respect to images, weights and biases."""
 
 
 @cache
 def _triton() -> Kernels | None:
+    """Our kernels, if Triton is there."""
     try:
         from coterie.nets import kernels
     except ImportError:
@@ -56,25 +58,25 @@ def _triton() -> Kernels | None:
 
 
 def convolving(x: Tensor, weight: Tensor) -> Kernels | None:
-    """Kernels for this convolution, if there are any that are faster than torch's."""
+    """Our kernels, if they can compute this convolution and are faster than torch's."""
     few = max(weight.shape[:2]) <= _MOST_CHANNELS
     return pooling(x) if few and torch.backends.cudnn.allow_tf32 else None
 
 
 def pooling(x: Tensor) -> Kernels | None:
-    """Kernels for pooling these images, if there are any that are faster than torch's."""
+    """Our kernels, if they can pool these images: in float32 on a GPU."""
     usual = x.is_cuda and x.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
     return _triton() if usual else None
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, kernels: Kernels) -> Tensor:
-    """`F.conv2d` with these kernels under `vmap`."""
+    """`F.conv2d`, which under `vmap` is computed with these kernels."""
     result: Tensor = _Convolution.apply(x, weight, bias, padding, kernels)
     return result
 
 
 class _Convolution(torch.autograd.Function):
-    """The convolution itself."""
+    """Convolution."""
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, kernels: Kernels) -> Tensor:
@@ -103,7 +105,7 @@ class _Convolution(torch.autograd.Function):
 
 
 class _InputGradient(torch.autograd.Function):
-    """What a gradient of the output says about the input."""
+    """The gradient of a convolution with respect to its input, from that of its output."""
 
     @staticmethod
     def forward(gradient: Tensor, weight: Tensor, padding: Padding, kernels: Kernels) -> Tensor:
@@ -130,7 +132,7 @@ class _InputGradient(torch.autograd.Function):
 
 
 class _WeightGradient(torch.autograd.Function):
-    """What a gradient of the output says about the weights."""
+    """The gradient of a convolution with respect to its weights, from that of its output."""
 
     @staticmethod
     def forward(x: Tensor, gradient: Tensor, padding: Padding, kernels: Kernels) -> Tensor:
@@ -157,13 +159,13 @@ class _WeightGradient(torch.autograd.Function):
 
 
 def pool(x: Tensor, kernels: Kernels) -> Tensor:
-    """`F.max_pool2d(x, 2)` with these kernels."""
+    """`F.max_pool2d(x, 2)`, computed with these kernels."""
     result: Tensor = _StackedPool.apply(x, kernels)[0]
     return result
 
 
 class _StackedPool(torch.autograd.Function):
-    """The largest of each square, and which of its pixels that is."""
+    """The largest pixel of each square of 2x2, and which of the four it is."""
 
     @staticmethod
     def forward(x: Tensor, kernels: Kernels) -> tuple[Tensor, Tensor]:
@@ -186,7 +188,7 @@ class _StackedPool(torch.autograd.Function):
 
 
 class _Unpool(torch.autograd.Function):
-    """What gradients of the squares say about the pixels. It is linear, and its derivative picks the same pixels."""
+    """The gradient of pooling. It is linear in the gradients, and its derivative picks the same pixels again."""
 
     @staticmethod
     def forward(gradient: Tensor, index: Tensor, sizes: tuple[int, int], kernels: Kernels) -> Tensor:
@@ -214,13 +216,13 @@ class _Unpool(torch.autograd.Function):
 
 
 def normalise(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, kernels: Kernels) -> Tensor:
-    """`F.group_norm` with these kernels, for images that lie channels-last."""
+    """`F.group_norm`, computed with these kernels, for images that lie channels-last."""
     result: Tensor = _StackedGroupNorm.apply(x, weight, bias, groups, eps, kernels)[0]
     return result
 
 
 class _StackedGroupNorm(torch.autograd.Function):
-    """Group normalisation; its second derivative is torch's own."""
+    """Group normalisation. Whoever differentiates it twice gets torch's own derivatives."""
 
     @staticmethod
     def forward(
@@ -247,7 +249,7 @@ class _StackedGroupNorm(torch.autograd.Function):
 
 
 def _stacked(info: Any, dims: Any, *tensors: Tensor) -> list[Tensor]:
-    """The tensors with the client as first axis; what all clients share is not copied."""
+    """The tensors with the client as their first axis. One that all clients share is expanded, not copied."""
     return [
         tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
         for tensor, dim in zip(tensors, dims, strict=False)

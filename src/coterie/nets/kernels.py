@@ -1,13 +1,16 @@
-"""Convolutions and pooling of many clients at once, each with its own kernels, written in Triton.
+"""Kernels for a GPU, written in Triton: convolution, pooling and group normalisation for stacks of clients.
 
-cuDNN computes them as grouped convolutions, one small kernel per client and in memory formats that cost copies. Here
-the client is an axis of the grid, images stay as they are, and the matrix that a convolution multiplies with is never
-laid out in memory. There are two kernels: one convolves (the gradient of the input is a convolution too), one gives the
-gradient of the weights. Others are for pooling, which torch's own kernels do several times slower than memory allows,
-and for group normalisation of images that lie channels-last, which torch copies into its usual format and back.
+cuDNN computes the convolutions of many clients as a grouped one: with a small kernel for each client, and in memory
+formats that cost copies. Here the client is an axis of the grid, images stay as they are, and the matrix with which a
+convolution multiplies is never written to memory. One kernel convolves, which also gives the gradient of the input; one
+gives the gradient of the weights. Torch's own kernels for pooling are several times slower than memory allows, and for
+group normalisation torch copies images that lie channels-last into its usual format and back.
+
+Two traps: with a `tl.where` on a tile between its load and the dot product, the gradient of the weights took five times
+as long; and with tiles loaded as [tap, pixel] instead of [pixel, tap], twice as long.
 """
 
-# ruff: noqa: N803  (what is known when a kernel is compiled is in capitals)
+# ruff: noqa: N803  (arguments that are known when a kernel is compiled are in capitals)
 # mypy: disable-error-code="import-not-found,no-untyped-def,untyped-decorator"
 
 from functools import cache
@@ -120,7 +123,7 @@ def _weight_gradient(
 def convolution(
     images: Tensor, kernels: Tensor, biases: Tensor | None, padding: tuple[int, int], flip: bool, precision: str
 ) -> Tensor:
-    """Images [client, row, channel, y, x] under kernels [client, filter, y, x, channel], or flipped ones."""
+    """Convolve images [client, row, channel, y, x] with kernels [client, filter, y, x, channel], or flipped ones."""
     images, kernels = _rows_apart(images), _rows_apart(kernels)
     clients, rows, channels, height, width = images.shape
     filters, down, right = kernels.shape[4 if flip else 1], kernels.shape[2], kernels.shape[3]
@@ -138,7 +141,7 @@ def convolution(
 
 
 def weight_gradient(images: Tensor, gradients: Tensor, padding: tuple[int, int], precision: str) -> Tensor:
-    """The gradient of kernels, [client, filter, y, x, channel]."""
+    """The gradient with respect to the kernels, [client, filter, y, x, channel]."""
     images, gradients = _rows_apart(images), _rows_apart(gradients)
     clients, rows, channels, height, width = images.shape
     filters, high, wide = gradients.shape[2:]
@@ -201,7 +204,7 @@ _POOL_BLOCK = 1024
 
 
 def pool(images: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest of each square of 2x2 pixels of [..., y, x], and which it is."""
+    """The largest pixel of each square of 2x2 in [..., y, x], and which of the four it is."""
     images = images.contiguous()
     height, width = images.shape[-2:]
     out = images.new_empty(*images.shape[:-2], height // 2, width // 2)
@@ -212,7 +215,7 @@ def pool(images: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unpool(gradients: Tensor, index: Tensor, height: int, width: int) -> Tensor:
-    """Gradients of squares, put where the largest pixel was."""
+    """The gradient of each square at the pixel that was the largest, and 0 at the other three."""
     gradients, index = gradients.contiguous(), index.contiguous()
     out = gradients.new_empty(*gradients.shape[:-2], height, width)
     grid = (triton.cdiv(out.numel(), _POOL_BLOCK),)
@@ -315,7 +318,7 @@ def _normalise_back(
 
 
 def _norm_blocks(images: Tensor) -> tuple[int, int, int]:
-    """Pixels of an image, how many a program takes, and how many programs that makes."""
+    """How many pixels an image has, how many of them one program takes, and how many programs that makes."""
     area = images.shape[2] * images.shape[3]
     block = min(max(4, 8192 // images.shape[1]), triton.next_power_of_2(area))
     return area, block, triton.cdiv(area, block)
@@ -324,7 +327,7 @@ def _norm_blocks(images: Tensor) -> tuple[int, int, int]:
 def group_norm(
     images: Tensor, weights: Tensor, biases: Tensor, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Group normalisation of images [row, channel, y, x] that lie channels-last; centres and scales [row, channel]."""
+    """Normalise images [row, channel, y, x] that lie channels-last; gives centres and scales [row, channel] too."""
     rows, channels = images.shape[:2]
     area, block, blocks = _norm_blocks(images)
     means, squares = images.new_empty(2, rows, blocks, channels)
@@ -342,7 +345,7 @@ def group_norm(
 def group_norm_back(
     images: Tensor, gradients: Tensor, centres: Tensor, scales: Tensor, weights: Tensor, groups: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of input, weights and biases."""
+    """The gradients with respect to images, weights and biases."""
     gradients = gradients.contiguous(memory_format=torch.channels_last)
     rows, channels = images.shape[:2]
     area, block, blocks = _norm_blocks(images)
@@ -359,19 +362,19 @@ def group_norm_back(
 
 
 def _convolution_blocks(filters: int, taps: int) -> tuple[int, int, int, int, int]:
-    """Filters, pixels and taps that a program takes at once, its warps, and how many loads are under way: measured."""
+    """How many filters, pixels and taps a program takes at once, its warps and its stages: the fastest as measured."""
     tile = min(64, max(8, triton.next_power_of_2(filters)))
     return tile, 128, 32 if taps <= 32 else 16, 2, 3
 
 
 def _gradient_blocks(filters: int) -> tuple[int, int, int, int, int]:
-    """The same for the gradient of weights."""
+    """What `_convolution_blocks` gives for convolution, for the gradient of the weights."""
     tile = min(64, max(16, triton.next_power_of_2(filters)))
     return (tile, 32, 128, 4, 3) if tile == 64 else (tile, 64 if tile == 16 else 32, 32, 1, 3)
 
 
 def _rows_apart(stack: Tensor) -> Tensor:
-    """The stack with each client's part in one piece; how far the parts are from each other is left as it is."""
+    """The stack, copied if a client's part is not contiguous; parts of clients may lie apart from each other."""
     return stack if stack[0].is_contiguous() else stack.contiguous()
 
 

@@ -1,8 +1,9 @@
-"""Batch normalisation and dropout that know which rows are real and draw keyed noise.
+"""Layers that take the place of torch's own in every net: `adopt` puts them there.
 
-Vectorised training pads the batches of unequal clients. The stock layers would count padded rows in their statistics
-and draw noise by position in the stack; these receive the rows and the key of the current pass instead. They keep the
-stock layers' parameter names, so weights can be exchanged with plain PyTorch nets.
+Vectorised training fills the batches of clients with less samples up to one length. Torch's batch normalisation would
+count the rows that only fill up, and its dropout would draw noise by a client's place in the stack. Ours are told which
+rows are real, and a key from which to draw (`Pass`). They keep the names of torch's parameters, so weights can be
+exchanged with plain PyTorch nets. Convolution, pooling and group normalisation use our kernels on a GPU.
 """
 
 import threading
@@ -23,36 +24,40 @@ from coterie.nets.convolution import convolve, convolving, normalise, pool, pool
 
 @dataclass
 class Pass:
-    """What the layers must know about the pass of a batch that is under way."""
+    """What layers must know about the forward pass that is under way."""
 
     training: bool = False
     rows: Tensor | None = None
-    """1 for real rows and 0 for padding, [row]; nothing means that all are real."""
+    """1 for real rows and 0 for those that only fill up, [row]; None if all are real."""
     key: Tensor | None = None
-    """What the noise of this pass is drawn from, a scalar."""
+    """The key, a scalar, from which the noise of this pass is drawn."""
     draws: int = 0
-    """How many layers have drawn already: each gets noise of its own."""
+    """How many times layers have drawn noise in this pass: each time it is another one."""
     stacked: bool = False
-    """Whether many models run at once, under `vmap`."""
+    """Whether a stack of models runs at once, under `vmap`."""
 
     def noise(self, *shape: int) -> Tensor:
-        """Uniform numbers for the next layer that asks."""
+        """Draw uniform numbers in [0, 1) of this shape, other ones with each call."""
         if self.key is None:
             raise SettingsError("a pass with dropout needs a key")
         self.draws += 1
-        # A layer's counter must not run into the next one's: their keys are far apart, and stay within 64 bits.
+        # `uniform` counts on from its key: keys are so far apart that no layer reaches the next one's, within 64 bits.
         return uniform(self.key + (self.draws * 0x5851F42D4C957F2D & (1 << 63) - 1), *shape)
 
 
-_local = threading.local()
-_EVALUATION = Pass()
+class _Local(threading.local):
+    """The current pass of each thread: one of evaluation, unless `passing` says another."""
+
+    current = Pass()
+
+
+_local = _Local()
 
 
 @contextmanager
 def passing(current: Pass) -> Iterator[None]:
-    """Make this the pass that layers see, in this thread."""
-    before = getattr(_local, "current", _EVALUATION)
-    _local.current = current
+    """Let layers see this pass as the current one, in this thread."""
+    before, _local.current = _local.current, current
     try:
         yield
     finally:
@@ -60,7 +65,7 @@ def passing(current: Pass) -> Iterator[None]:
 
 
 class BatchNorm(nn.Module):
-    """Batch normalisation over all axes but the channel's, counting real rows only."""
+    """Batch normalisation of each channel over all other axes. Only real rows count."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -75,11 +80,11 @@ class BatchNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [row, channel, ...]."""
-        current = getattr(_local, "current", _EVALUATION)
+        current = _local.current
         if not current.training:
             return self._native(x, self.running_mean, self.running_var, training=False)
         if current.rows is None and x.numel() > x.shape[1]:
-            # Torch's own kernel is faster, but counts every row.
+            # Torch's own kernel is faster, but counts every row: here all are real.
             mean, variance = self.running_mean.clone(), self.running_var.clone()
             result = self._native(x, mean, variance, training=True)
             self.running_mean, self.running_var = mean, variance
@@ -93,7 +98,7 @@ class BatchNorm(nn.Module):
         mean = (x * real).sum(others) / count
         centred = x - mean.reshape(shape)
         variance = (centred.square() * real).sum(others) / count
-        # New tensors, not in place: the caller collects them, and vmap and grad see plain values.
+        # New tensors, not changed in place: the caller collects them, and vmap and grad can handle them.
         unbiased = variance * count / (count - 1).clamp(min=1)
         self.running_mean = torch.lerp(self.running_mean, mean.detach(), self.momentum)
         self.running_var = torch.lerp(self.running_var, unbiased.detach(), self.momentum)
@@ -111,16 +116,16 @@ class BatchNorm(nn.Module):
         return _in_any_layout(run, x)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
-        state_dict.pop(f"{prefix}num_batches_tracked", None)  # the stock layer's; a fixed momentum has no use for it
+        state_dict.pop(f"{prefix}num_batches_tracked", None)  # torch's layer has it; a fixed momentum has no use for it
         super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class Conv2d(nn.Conv2d):
-    """The stock layer, but for many models at once where there are kernels for that."""
+    """Torch's convolution, which computes a stack of models with our kernels where these can."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve [row, channel, height, width]."""
-        current = getattr(_local, "current", _EVALUATION)
+        current = _local.current
         kernels = convolving(x, self.weight) if current.stacked and self._plain(x) else None
         if kernels is None:
             return super().forward(x)
@@ -132,11 +137,11 @@ class Conv2d(nn.Conv2d):
 
 
 class MaxPool2d(nn.MaxPool2d):
-    """The stock layer, but for many models at once where there are kernels for that."""
+    """Torch's max pooling, which computes a stack of models with our kernels where these can."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool [row, channel, height, width]."""
-        current = getattr(_local, "current", _EVALUATION)
+        current = _local.current
         kernels = pooling(x) if current.stacked and self._plain else None
         return super().forward(x) if kernels is None else pool(x, kernels)
 
@@ -147,11 +152,11 @@ class MaxPool2d(nn.MaxPool2d):
 
 
 class GroupNorm(nn.GroupNorm):
-    """The stock layer, but for images that lie channels-last."""
+    """Torch's group normalisation, which computes images that lie channels-last with our kernels where these can."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [row, channel, ...]."""
-        current = getattr(_local, "current", _EVALUATION)
+        current = _local.current
         kernels = pooling(x) if self.takes_channels_last and not current.stacked and x.dim() == 4 else None
         if kernels is None or not x.is_contiguous(memory_format=torch.channels_last):
             return _in_any_layout(super().forward, x)
@@ -159,16 +164,16 @@ class GroupNorm(nn.GroupNorm):
 
     @property
     def takes_channels_last(self) -> bool:
-        """Whether there are kernels for it: those take powers of two."""
+        """Whether our kernels can compute this layer: channels and groups must be powers of two."""
         powers = all(number & (number - 1) == 0 for number in (self.num_channels, self.num_groups))
         return powers and self.affine and self.num_channels <= 1024
 
 
 def _in_any_layout(kernel: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """What a kernel of torch gives, even under `vmap` for images that lie channels-last.
+    """The result of one of torch's kernels, also where it fails for images that lie channels-last under `vmap`.
 
-    Some kernels ask for the memory format, which `vmap` cannot tell: group normalisation's on a CPU, batch
-    normalisation's on a GPU.
+    Some kernels ask for the memory format, which `vmap` cannot tell them: group normalisation on a CPU, and batch
+    normalisation on a GPU.
     """
     try:
         return kernel(x)
@@ -177,7 +182,7 @@ def _in_any_layout(kernel: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
 
 
 class Dropout(nn.Module):
-    """Dropout with keyed noise: per element, or per channel if `channels` is set."""
+    """Dropout whose noise is drawn from the key of the pass; it drops whole channels if `channels` is set."""
 
     def __init__(self, share: float = 0.5, channels: bool = False) -> None:
         super().__init__()
@@ -186,8 +191,8 @@ class Dropout(nn.Module):
         self.share, self.channels = share, channels
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop a share of [row, ...] and scale the rest up."""
-        current = getattr(_local, "current", _EVALUATION)
+        """Set a share of [row, ...] to zero, and scale the rest up so that the mean stays."""
+        current = _local.current
         if not current.training or self.share == 0:
             return x
         shape = [*x.shape[:2], *[1] * (x.dim() - 2)] if self.channels else x.shape
@@ -201,18 +206,18 @@ _STOCK_CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 def adopt(module: nn.Module) -> nn.Module:
-    """The same net with stock batch normalisation and dropout replaced by ours, and pooling before ReLU."""
+    """Put our layers into a net in place of torch's, and pooling before ReLU. Returns the net, or what replaces it."""
     module = _adopted(module, {})
     _pool_first(module)
     return module
 
 
 def _pool_first(module: nn.Module) -> None:
-    """Put max pooling before a ReLU in front of it, which then has a quarter of the pixels to look at.
+    """Where max pooling follows ReLU, swap the two: ReLU then has a quarter of the pixels to compute.
 
-    The largest of several numbers is the same before and after ReLU, and where it is not above zero no gradient passes
-    in either order: outputs and gradients are equal to the last bit. Only in sequences of sequences from the outermost
-    module on, where nothing else can see what is between the two.
+    Outputs and gradients stay the same to the last bit: ReLU does not change which of several numbers is the largest,
+    and where that is not above zero, no gradient passes in either order. This is done only in a net that is a sequence,
+    and in sequences directly within such ones: there no other code can see what is between the two layers.
     """
     if type(module) is not nn.Sequential:
         return
@@ -226,6 +231,7 @@ def _pool_first(module: nn.Module) -> None:
 
 
 def _adopted(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
+    """The module with our layers inside, or the layer of ours that replaces it."""
     if module not in done:  # a layer may be used in several places
         for name, child in module._modules.items():
             module._modules[name] = None if child is None else _adopted(child, done)
@@ -234,6 +240,7 @@ def _adopted(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
 
 
 def _replacement(module: nn.Module) -> nn.Module:
+    """The layer of ours for a layer of torch's, or the module itself if it needs none; an error for some layers."""
     if isinstance(module, _STOCK_NORMS):
         if module.momentum is None or module.running_mean is None or module.running_var is None:
             raise SettingsError(f"{module}: batch normalisation needs running statistics and a momentum")

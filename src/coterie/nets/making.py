@@ -1,4 +1,4 @@
-"""Nets by name, or from a user's own function."""
+"""Makes nets: ours by their names, and those of users' own functions."""
 
 import importlib
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from coterie.nets.zoo import nets
 
 
 def factory_named(name: str) -> Factory:
-    """A net of ours by name, or a user's factory by import path (`package.module:function`)."""
+    """The factory of a net of ours by its name, or a user's own by its import path (`package.module:function`)."""
     if name in nets:
         return nets[name]
     module, colon, attribute = name.partition(":")
@@ -33,7 +33,7 @@ def make_net(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> Net:
-    """A net for inputs of a shape and a number of classes, by name or from a function of these two."""
+    """A net for inputs of a shape and a number of classes, by its name or made by a function of these two."""
     factory = factory_named(net) if isinstance(net, str) else net
     name = net if isinstance(net, str) else f"{factory.__module__}:{getattr(factory, '__qualname__', factory)}"
     return Net(factory, shape, classes, name, device, dtype)

@@ -1,4 +1,8 @@
-"""A net as a function of flat vectors: one of what is trained, one of running statistics."""
+"""A net as a function of two flat vectors: its trained parameters, and its buffers such as running statistics.
+
+A model is a row of `parameters` [n, P] and a row of `buffers` [n, Q]. So distances, mixing and steps of the server are
+operations on matrices; a `Layout` gives the layers back as views.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,10 +25,10 @@ Factory = Callable[[tuple[int, ...], int], nn.Module]
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each named tensor lies in a flat vector.
+    """Which part of a flat vector is which named tensor.
 
-    Kernels of convolutions are stored channels-last: their views then have the memory format in which convolutions are
-    fastest on the CPU (1.4 times for a 16-32 net), without a copy in every step.
+    Kernels of convolutions are stored channels-last: so their views have the memory format in which convolutions are
+    fastest on a CPU (1.4 times for a net of 16 and 32 channels), without a copy in every step.
     """
 
     names: tuple[str, ...]
@@ -41,7 +45,7 @@ class Layout:
         return sum(self.sizes)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """The named tensors of [..., total] as views, each with the leading axes in front."""
+        """The named tensors of vectors [..., total], as views that have the leading axes in front."""
         lead = flat.shape[:-1]
         parts = flat.split(self.sizes, dim=-1) if self.names else ()
         return {
@@ -49,16 +53,18 @@ class Layout:
         }
 
     def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
-        """The vector of named tensors that have no leading axes."""
+        """The vector of these tensors, which have no leading axes."""
         packed = [_packed(tensors[name]).reshape(-1) for name in self.names]
         return torch.cat(packed) if packed else torch.empty(0)
 
 
 def _packed(tensor: Tensor) -> Tensor:
+    """The tensor with its axes in the order of the vector: kernels of convolutions channels-last."""
     return tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor
 
 
 def _unpacked(part: Tensor, lead: Sequence[int], shape: Sequence[int]) -> Tensor:
+    """The tensor of this shape in its part of vectors with these leading axes, as a view."""
     if len(shape) != 4:
         return part.reshape((*lead, *shape))
     out, channels, height, width = shape
@@ -67,7 +73,7 @@ def _unpacked(part: Tensor, lead: Sequence[int], shape: Sequence[int]) -> Tensor
 
 
 class Net:
-    """A module's function, with its trained parameters and its buffers as flat vectors.
+    """What a module computes, as a function of its trained parameters and its buffers, which are flat vectors.
 
     >>> net = coterie.simulate(clients=3, net="mlp").net
     >>> net.parameters.total, net.classes, net.shape
@@ -75,7 +81,7 @@ class Net:
     """
 
     classes: int
-    """How many classes there are; 0 where only the clients know."""
+    """How many classes there are; 0 where only the clients know that."""
 
     def __init__(
         self,
@@ -90,21 +96,21 @@ class Net:
         self.device, self.dtype = torch.device(device), dtype
         self.module = adopt(self.build(torch.Generator()))
         named = dict(self.module.named_parameters())
-        # What the factory itself froze goes with the running statistics: nothing trains it.
+        # Parameters that the factory has frozen are buffers here: nothing trains them.
         still = {n: p for n, p in named.items() if not p.requires_grad}
         statistics = {n: b for n, b in self.module.named_buffers() if b.is_floating_point()}
         self.parameters = _layout({n: p for n, p in named.items() if n not in still})
         self.buffers = _layout(still | statistics)
         if self.parameters.total == 0:
             raise SettingsError(f"net {name}: nothing to train")
-        # Looking for tied weights takes longer in every pass than a small layer: done once, here.
+        # To look for tied weights in every pass would take longer than a small layer does.
         self._tied = len(named) < len(list(self.module.named_parameters(remove_duplicate=False)))
         self._check_fit()
         self.module.to(device=self.device, dtype=dtype)
         self.module.requires_grad_(False)
 
     def build(self, generator: torch.Generator) -> nn.Module:
-        """A fresh module as the factory makes it, initialised by its own rules from this generator."""
+        """A fresh module from the factory, which initialises itself by its own rules from this generator."""
         try:
             with _Drawing(generator):
                 module = self.factory(self.shape, self.classes)
@@ -119,11 +125,12 @@ class Net:
         return f"net {self.name} does not fit inputs of shape {shape} with {self.classes} classes: {error}"
 
     def _check_fit(self) -> None:
+        """Refuse a net that does not take the inputs, gives wrong outputs, or draws noise that is not keyed."""
         drawn = torch.Generator()
         before = drawn.get_state()
         try:
             with torch.no_grad(), passing(Pass(training=True, key=torch.tensor(0))), _Drawing(drawn):
-                # The layers assign their running statistics: a throw-away copy of the tensors takes them.
+                # Layers assign new running statistics: this dict takes them, and is thrown away.
                 tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
                 output = functional_call(self.module, tensors, (torch.zeros(2, *self.shape),))
         except Exception as error:
@@ -144,19 +151,19 @@ class Net:
         return parameters.detach().to(self.device, self.dtype), buffers.detach().to(self.device, self.dtype)
 
     def new(self, seed: int, number: int) -> tuple[Tensor, Tensor]:
-        """The parameters [P] and buffers [Q] that models of a seed start from; each number gives others."""
+        """The parameters [P] and buffers [Q] from which the model with this number starts under a seed."""
         return self.initial(torch_generator(seed, "net", number))
 
     def __call__(self, parameters: Tensor, buffers: Tensor, inputs: Sequence[Any], current: Pass) -> tuple[Any, Tensor]:
-        """The module's output for one model, and the buffers after it."""
+        """The module's output for one model, and the model's buffers after this pass."""
         if self.module.training != current.training:
             self.module.train(current.training)
-        # A module may change its buffers in place: then a copy, not what was given.
         trained = self.parameters.views(parameters)
         if self.device.type == "cuda" and (current.stacked or not self._channels_last):
             inputs = [x.contiguous() if isinstance(x, Tensor) else x for x in inputs]
             if not current.stacked:
                 trained = {name: tensor.contiguous() for name, tensor in trained.items()}
+        # Buffers are copied: a module may change them in place, and the given ones must stay.
         tensors = trained | self.buffers.views(buffers.clone())
         with passing(current):
             output = functional_call(self.module, tensors, tuple(inputs), tie_weights=self._tied)
@@ -166,7 +173,7 @@ class Net:
 
     @cached_property
     def _channels_last(self) -> bool:
-        """Whether images of this net are best left channels-last on a GPU: torch's group normalisation copies them."""
+        """Whether images should stay channels-last on a GPU: not where torch's group normalisation would copy them."""
         norms = [module for module in self.module.modules() if isinstance(module, nn.GroupNorm)]
         return not norms or (
             self.dtype == torch.float32 and all(isinstance(n, GroupNorm) and n.takes_channels_last for n in norms)
@@ -174,31 +181,32 @@ class Net:
 
     @cached_property
     def layers(self) -> tuple[str, ...]:
-        """The modules that own parameters, in the order of the net."""
+        """The names of the modules that own trained parameters, in the order of the net."""
         return tuple(dict.fromkeys(map(_owner, self.parameters.names)))
 
     def part(self, part: str | Iterable[str]) -> Tensor:
-        """Which parameters belong to a part, [P] of true and false.
+        """Which parameters belong to a part: a mask [P].
 
-        A part is "all", "none", "head" (the last layer), "top-2" (the last two, or as many as it says), "body" (all but
-        the head), "not ..." (all but another part), or names of layers, in a text with commas between; a name stands
-        for everything below it.
+        A part is "all", "none", "head" (the last layer), "top-2" (the last two layers, or another number), "body" (all
+        but the head), "not ..." (all but another part), or names of layers, several or one text with commas. A name
+        stands for everything below it.
         """
         return self._mask(self.parameters, part)
 
     def statistics(self, part: str | Iterable[str]) -> Tensor:
-        """Which buffers belong to a part, [Q] of true and false; those of layers without parameters go with the body.
+        """Which buffers belong to a part: a mask [Q]. Those of layers without parameters belong to the body.
 
-        Where a part is shared, its running statistics must be too: a layer that is averaged without them is broken.
+        Who shares a part must share its running statistics too: a layer that is averaged without them is broken.
         """
         return self._mask(self.buffers, part)
 
     @cached_property
     def _masks(self) -> dict[tuple[bool, str | tuple[str, ...]], Tensor]:
-        """Those that were asked for: a step that is recorded as a CUDA graph must not fetch one from the host."""
+        """Masks made so far, on the device: a step that a CUDA graph records must not fetch one from the host."""
         return {}
 
     def _mask(self, layout: Layout, part: str | Iterable[str]) -> Tensor:
+        """Which numbers of a vector of this layout belong to a part."""
         key = (layout is self.parameters, part if isinstance(part, str) else tuple(part))
         if key not in self._masks:
             flags = torch.tensor(self._belong(layout.names, key[1]), dtype=torch.bool)
@@ -207,6 +215,7 @@ class Net:
         return self._masks[key]
 
     def _belong(self, names: Sequence[str], part: str | Iterable[str]) -> list[bool]:
+        """For each of these tensors whether it belongs to a part."""
         if isinstance(part, str):
             part = {"all": "not none", "body": "not head", "head": "top-1", "none": "top-0"}.get(part, part)
             if part.startswith("not "):
@@ -221,7 +230,7 @@ class Net:
         return [any(_is_below(name, layer) for layer in layers) for name in names]
 
     def below(self, layer: str) -> list[str]:
-        """The names of the parameters of a layer and of everything below it."""
+        """The names of the parameters of a layer and of all layers inside of it."""
         names = [name for name in self.parameters.names if _is_below(name, layer)]
         if not names:
             known = ", ".join(filter(None, self.layers))
@@ -230,12 +239,12 @@ class Net:
 
     @cached_property
     def work(self) -> int:
-        """Multiply-and-adds of one sample's forward pass, in the layers that have weight matrices."""
+        """How many multiply-and-adds one sample's forward pass takes, in layers that have a matrix of weights."""
         return self._measured[0]
 
     @cached_property
     def activations(self) -> int:
-        """Numbers that one sample's forward pass leaves behind, for estimating memory."""
+        """How many numbers all layers together put out for one sample, from which the need for memory is estimated."""
         return self._measured[1]
 
     @cached_property
@@ -272,10 +281,10 @@ def _layout(named: Mapping[str, Tensor]) -> Layout:
 
 
 class _Drawing(TorchDispatchMode):
-    """Lets whatever draws random numbers inside draw them from one generator, never from the global one.
+    """Inside of this, all random numbers are drawn from one generator, and never from the global one.
 
-    Modules initialise themselves with functions that take no generator. Seeding the global one instead would disturb
-    runs in other threads.
+    Modules initialise themselves with functions that are given no generator. To seed the global one instead would
+    disturb runs in other threads.
     """
 
     def __init__(self, generator: torch.Generator) -> None:
@@ -293,7 +302,7 @@ def _dispatch(self: _Drawing, func: Any, types: Any, args: Any = (), kwargs: Any
 
 @cache
 def _with_generator(func: Any) -> Any:
-    """The form of an operation that takes a generator: itself, another with the same arguments, or none."""
+    """The overload of an operation that takes a generator besides the same arguments; None if there is none."""
     packet = func.overloadpacket
     for other in (func, *(getattr(packet, name) for name in packet.overloads())):
         takes = any(argument.name == "generator" for argument in other._schema.arguments)
@@ -306,5 +315,5 @@ def _arguments(func: Any) -> list[tuple[str, str]]:
     return [(each.name, str(each.type)) for each in func._schema.arguments if each.name != "generator"]
 
 
-# Not defined in the class body: there torch would wrap it in a way that imports its compiler, which takes a second.
+# Not in the class body: torch would wrap it there in a way that imports its compiler, which takes a second.
 _Drawing.__torch_dispatch__ = _dispatch  # type: ignore[method-assign, assignment]

@@ -1,7 +1,8 @@
-"""Stacks of models as one tensor, and stacks of changes.
+"""Many models of one net as a few tensors, and the differences between models.
 
-`Models` holds trained parameters [..., P] and buffers [..., Q] (running statistics). Mixing covers both. The difference
-of two stacks is `Changes`: of the trained part alone, so that no server step ever touches a buffer.
+`Models` holds trained parameters [..., P] and buffers [..., Q] such as running statistics. Mixing models mixes both.
+The difference of two stacks of models is `Changes`. These have parameters only, so no server step can touch a buffer;
+they are a class of their own so that a type checker knows what has buffers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +21,7 @@ Number = float | Tensor
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stack:
-    """What models and changes have in common: values [..., P] with leading axes, e.g. [client] or [client, model]."""
+    """What models and changes have in common: rows [..., P] with leading axes, such as [client] or [client, model]."""
 
     net: Net
     parameters: Tensor
@@ -43,44 +44,49 @@ class Stack:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What the stack consists of."""
+        """The tensors that the stack consists of."""
         return (self.parameters,)
 
     @property
+    def device(self) -> torch.device:
+        """The device on which the tensors are."""
+        return self.parameters.device
+
+    @property
     def size(self) -> int:
-        """Bytes of everything in the stack."""
+        """How many bytes all tensors take."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def _with(self: S, *tensors: Tensor) -> S:
         return type(self)(self.net, *tensors)
 
     def __getitem__(self: S, index: Any) -> S:
-        """Rows, as for a tensor. Places may lie on the host, wherever the stack is."""
+        """Rows, by an index as for a tensor. The index may be on another device than the stack."""
         if not self.shape:
             raise TypeError("a single model has no rows")
         index = self._here(index)
         return self._with(*(tensor[index] for tensor in self.tensors))
 
     def _here(self, index: Any) -> Any:
-        """An index with its tensors where the stack is."""
+        """An index with its tensors moved to the device of the stack."""
         if isinstance(index, tuple):
             return tuple(map(self._here, index))
-        return index.to(self.parameters.device) if isinstance(index, Tensor) else index
+        return index.to(self.device) if isinstance(index, Tensor) else index
 
     def chosen(self: S, choice: Tensor) -> S:
-        """Of several per client, [client, model], the one at each client's place `choice` [client]."""
+        """One row for each client out of a stack [client, model]: the one at the place that `choice` [client] says."""
         return self[torch.arange(len(choice)), choice]
 
     def expand(self: S, *shape: int) -> S:
-        """The same stack with leading axes added in front, without a copy."""
+        """The stack repeated along new axes in front, without a copy."""
         return self._with(*(tensor.expand(*shape, *tensor.shape) for tensor in self.tensors))
 
     def inserted(self: S, axis: int) -> S:
-        """The same stack with an axis of length one at this place among the leading ones."""
+        """The stack with an axis of length one at this place among the leading axes."""
         return self._with(*(tensor.unsqueeze(axis) for tensor in self.tensors))
 
     def flattened(self: S) -> S:
-        """The same stack with its leading axes as one."""
+        """The stack with all its leading axes made one."""
         return self._with(*(tensor.flatten(0, -2) for tensor in self.tensors))
 
     def to(self: S, device: torch.device | str, non_blocking: bool = False) -> S:
@@ -88,12 +94,12 @@ class Stack:
         return self._with(*(tensor.to(device, non_blocking=non_blocking) for tensor in self.tensors))
 
     def where(self: S, chosen: Tensor, others: S) -> S:
-        """These rows where `chosen` [...] is true, the others elsewhere."""
+        """The rows of this stack where `chosen` [...] is true, and the rows of `others` elsewhere."""
         pairs = zip(self.tensors, others.tensors, strict=True)
         return self._with(*(torch.where(chosen.unsqueeze(-1).to(ours.device), ours, theirs) for ours, theirs in pairs))
 
     def layer(self, name: str) -> dict[str, Tensor]:
-        """The tensors of a layer (or of everything below a name) as views with the leading axes in front."""
+        """The tensors of a layer and of all layers inside of it, as views that have the leading axes in front."""
         views = self.net.parameters.views(self.parameters)
         return {key: views[key] for key in self.net.below(name)}
 
@@ -107,28 +113,28 @@ class Stack:
 
     @classmethod
     def stack(cls: type[S], rows: Sequence[S], axis: int = 0) -> S:
-        """Single models, or stacks of one shape, along a new axis among the leading ones."""
+        """Join single rows, or stacks of one shape, along a new leading axis."""
         columns = zip(*(row.tensors for row in rows), strict=True)
         return rows[0]._with(*(torch.stack(tuple(column), dim=axis) for column in columns))
 
     @classmethod
     def cat(cls: type[S], stacks: Sequence[S]) -> S:
-        """Stacks one after another along the first axis."""
+        """Join stacks along their first axis."""
         columns = zip(*(stack.tensors for stack in stacks), strict=True)
         return stacks[0]._with(*(torch.cat(tuple(column)) for column in columns))
 
     def _rowwise(self, number: Number) -> Number:
-        """A number, or one number per row in the stack's own dtype."""
+        """One number as it is, or one number for each row as a tensor [..., 1] of the stack's dtype."""
         if not np.ndim(number):
             return number
         return self._weights(number).unsqueeze(-1)
 
     def _weights(self, values: Any) -> Tensor:
-        """Numbers in the stack's own dtype, without a detour that would round them."""
-        return torch.as_tensor(values, dtype=self.parameters.dtype, device=self.parameters.device)
+        """Numbers as a tensor of the stack's dtype, made directly so that they are rounded only once."""
+        return torch.as_tensor(values, dtype=self.parameters.dtype, device=self.device)
 
     def __rmatmul__(self: S, weights: Any) -> S:
-        """Weighted sums of rows: [group, row] @ [row] gives [group]; [row] @ [row] gives a single one."""
+        """Weighted sums of rows: weights [group, row] @ stack [row] is a stack [group]; weights [row] give one row."""
         weights = self._weights(weights)
         return self._with(*(weights @ tensor for tensor in self.tensors))
 
@@ -159,27 +165,27 @@ class Models(Stack):
     def __sub__(self, other: "Changes") -> "Models": ...
 
     def __sub__(self, other: "Models | Changes") -> "Models | Changes":
-        """What leads from other models to these, the trained part alone; or these models with a change taken back."""
+        """The changes that lead from other models to these; or these models with changes taken back."""
         if isinstance(other, Changes):
             return self + -other
         return Changes(self.net, self.parameters - other.parameters)
 
     def __add__(self, change: "Changes") -> "Models":
-        """These models after a change; the buffers stay."""
+        """These models after changes of their parameters; buffers stay."""
         if not isinstance(change, Changes):
             return NotImplemented  # a sum of models means nothing: mix them
         return Models(self.net, self.parameters + change.parameters, self.buffers)
 
     def zeros(self) -> "Changes":
-        """No change, one per model."""
+        """For each model a change that changes nothing."""
         return Changes(self.net, torch.zeros_like(self.parameters))
 
     def packed(self, part: str | Iterable[str]) -> Tensor:
-        """A part (see `Net.part`) with its running statistics as one tensor [..., p + q]: what sharing it takes."""
+        """A part (see `Net.part`) with its buffers as one tensor [..., p + q]: what must be sent to share it."""
         return torch.cat([self.part(part), self.buffers[..., self.net.statistics(part)]], dim=-1)
 
     def patched(self, part: str | Iterable[str], packed: Tensor) -> "Models":
-        """These models with a part replaced by a packed one [..., p + q]."""
+        """These models with a part replaced by one that `packed` has given, [..., p + q]."""
         trained, running = self.net.part(part), self.net.statistics(part)
         packed = packed.to(self.parameters)
         parameters, buffers = self.parameters.clone(), self.buffers.clone()
@@ -188,14 +194,14 @@ class Models(Stack):
         return Models(self.net, parameters, buffers)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """A single model as PyTorch's state dict."""
+        """A single model as a state dict of PyTorch."""
         if self.shape:
             raise TypeError(f"a state dict is of a single model, not of {self.shape}: take a row first")
         views = self.net.parameters.views(self.parameters) | self.net.buffers.views(self.buffers)
         return {name: view.contiguous().cpu() for name, view in views.items()}
 
     def module(self) -> nn.Module:
-        """A single model as an ordinary module in evaluation mode."""
+        """A single model as a PyTorch module, in evaluation mode."""
         module = self.net.build(torch.Generator()).to(self.parameters.dtype)
         module.load_state_dict(self.state_dict(), strict=False)
         return module.eval()
@@ -221,26 +227,26 @@ class Changes(Stack):
         return Changes(self.net, -self.parameters)
 
     def __mul__(self, number: Number) -> "Changes":
-        """Scaled, by one number or by one per row."""
+        """All rows times one number, or each row times its own."""
         return Changes(self.net, self.parameters * self._rowwise(number))
 
     __rmul__ = __mul__
 
     def __truediv__(self, number: Number) -> "Changes":
-        """Divided, by one number or by one per row."""
+        """All rows divided by one number, or each row by its own."""
         return Changes(self.net, self.parameters / self._rowwise(number))
 
 
 def distances(rows: Tensor) -> Tensor:
-    """Euclidean distances between rows, [row, row], from the Gram matrix in float64; equal rows are at exactly 0."""
+    """Euclidean distances between rows, [row, row], from products in float64; between equal rows it is exactly 0."""
     rows = rows.double()
-    rows = rows - rows.mean(dim=0)  # near the origin less is lost to cancellation
+    rows = rows - rows.mean(dim=0)  # less is lost to rounding when numbers are small
     gram = rows @ rows.mT
-    gram = (gram + gram.mT) / 2  # a product need not be symmetric in the last digit
+    gram = (gram + gram.mT) / 2  # the last digits of a product need not be symmetric
     squares = gram.diagonal()
     sums = squares[:, None] + squares[None, :]
     result = (sums - 2 * gram).clamp(min=0)
-    # What is left of rows this close is mostly rounding: their difference itself says how far apart they are.
+    # For rows that are this close the result is mostly rounding: take the distance from their difference itself.
     for left, right in (result < 1e-6 * sums).triu(1).nonzero().tolist():
         result[left, right] = result[right, left] = (rows[left] - rows[right]).square().sum()
     return result.sqrt().fill_diagonal_(0)
@@ -255,7 +261,7 @@ def cosines(rows: Tensor) -> Tensor:
 
 
 def angles(rows: Tensor) -> Tensor:
-    """Angles between rows, [row, row]. Rows of zeros are alike, and at a right angle to all others."""
+    """Angles between rows, [row, row]: 0 between two rows of zeros, and a right angle between these and all others."""
     zero = (rows == 0).all(dim=1)
     result = cosines(rows).acos()
     result[zero[:, None] & zero] = 0

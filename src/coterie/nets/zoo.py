@@ -13,6 +13,7 @@ from coterie.nets.net import Factory
 Shape = tuple[int, ...]
 
 nets: dict[str, Factory] = {}
+"""All networks by name."""
 
 
 def net(name: str) -> Callable[[Factory], Factory]:
@@ -26,29 +27,13 @@ def net(name: str) -> Callable[[Factory], Factory]:
 
 
 def _image(shape: Shape, least: int = 1) -> tuple[int, int, int]:
-    """The shape as an image's, if it is one and large enough."""
+    """Channels, height and width of images of this shape; an error if it is none of an image, or too small."""
     if len(shape) != 3:
         raise SettingsError(f"inputs of shape {shape} are not images: use mlp or logistic")
     channels, height, width = shape
     if min(height, width) < least:
         raise SettingsError(f"images of {height}x{width} are too small: at least {least}x{least} are needed")
     return channels, height, width
-
-
-def _after(size: int, layers: int, kernel: int, padding: int = 0) -> int:
-    """The side of an image after so many convolutions, each followed by 2x2 pooling."""
-    for _ in range(layers):
-        size = (size + 2 * padding - kernel + 1) // 2
-    return size
-
-
-def _stages(channels: int, widths: tuple[int, ...], kernel: int, padding: int = 0) -> list[nn.Module]:
-    """Convolution, ReLU and 2x2 pooling, once for every width."""
-    layers: list[nn.Module] = []
-    for width in widths:
-        layers += [nn.Conv2d(channels, width, kernel, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
-        channels = width
-    return layers
 
 
 def _head(*widths: int) -> list[nn.Module]:
@@ -59,11 +44,16 @@ def _head(*widths: int) -> list[nn.Module]:
     return layers[:-1]
 
 
-def _cnn(shape: Shape, classes: int, widths: tuple[int, ...], hidden: tuple[int, ...], padding: int = 0) -> nn.Module:
-    """5x5 convolutions with pooling, then fully connected layers."""
-    channels, height, width = _image(shape, least=2 ** len(widths) if padding else 16)
-    area = _after(height, len(widths), 5, padding) * _after(width, len(widths), 5, padding)
-    return nn.Sequential(*_stages(channels, widths, 5, padding), *_head(widths[-1] * area, *hidden, classes))
+def _cnn(
+    shape: Shape, classes: int, widths: tuple[int, ...], hidden: tuple[int, ...], kernel: int = 5, padding: int = 0
+) -> nn.Module:
+    """Convolutions of these widths, each with ReLU and 2x2 pooling behind it, and then fully connected layers."""
+    before, *sides = _image(shape, least=2 ** len(widths) if padding else 16)
+    layers: list[nn.Module] = []
+    for width in widths:
+        layers += [nn.Conv2d(before, width, kernel, padding=padding), nn.ReLU(), nn.MaxPool2d(2)]
+        before, sides = width, [(side + 2 * padding - kernel + 1) // 2 for side in sides]
+    return nn.Sequential(*layers, *_head(before * prod(sides), *hidden, classes))
 
 
 @net("logistic")
@@ -81,9 +71,7 @@ def mlp(shape: Shape, classes: int) -> nn.Module:
 @net("cnn")
 def cnn(shape: Shape, classes: int) -> nn.Module:
     """Two 3x3 convolutions of 8 and 16 channels, for small images such as the 8x8 digits."""
-    channels, height, width = _image(shape, least=4)
-    area = _after(height, 2, 3, 1) * _after(width, 2, 3, 1)
-    return nn.Sequential(*_stages(channels, (8, 16), 3, padding=1), *_head(16 * area, classes))
+    return _cnn(shape, classes, (8, 16), (), kernel=3, padding=1)
 
 
 @net("cnn-6-16")

@@ -1,20 +1,20 @@
-"""Any app's arrays as a net: what mixing, layers and distances must know of models whose module is somebody else's.
+"""The arrays of any Flower app as a net, so that models whose module only the app has can be mixed and compared.
 
-Nothing is known of the module but the names, shapes and types of its arrays. Floats are what is trained, but for the
-running statistics that are known by name; whole numbers, such as a count of batches, go with the statistics: they are
-mixed like everything else and rounded at the end.
+Only the names, shapes and types of the arrays are known. Floats are trained, except running statistics, which are
+recognised by name. Whole numbers, such as a count of batches, are treated like statistics: they are mixed like
+everything else and rounded at the end.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord
-from torch import Tensor, nn
+from torch import Tensor
 
 from coterie.core.errors import CoterieError, SettingsError
 from coterie.core.randomness import torch_generator
@@ -29,12 +29,13 @@ STATISTICS = ("*running_mean", "*running_var")
 @record
 @dataclass(frozen=True)
 class Arrays:
-    """The names, shapes and types of an app's arrays, in their order, and which of them are trained."""
+    """What is known of an app's arrays, in the app's order."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     trained: tuple[bool, ...]
+    """Which of the arrays the app trains."""
 
     def __post_init__(self) -> None:
         lengths = {len(self.names), len(self.shapes), len(self.dtypes), len(self.trained)}
@@ -48,7 +49,7 @@ class Arrays:
 
     @classmethod
     def of(cls, arrays: ArrayRecord, statistics: Sequence[str] = STATISTICS) -> "Arrays":
-        """The arrays of a record; `statistics` are patterns of the names of what nobody trains."""
+        """What a record of arrays shows; `statistics` are patterns of the names of arrays that are not trained."""
         names = tuple(arrays)
         kinds = [np.dtype(arrays[name].dtype) for name in names]
         trained = tuple(
@@ -59,10 +60,10 @@ class Arrays:
 
     @cached_property
     def full_names(self) -> tuple[str, ...]:
-        """Names that begin with that of a layer, as `fc2.weight` does.
+        """Names that begin with the name of a layer, as `fc2.weight` does.
 
-        Arrays that came as a list have none. There a layer begins with each array of two or more axes: what follows,
-        a bias or a scale, is taken to belong to it.
+        Arrays that an app gives as a list have no such names. There a layer is taken to begin with each array of two or
+        more axes; arrays that follow, such as a bias or a scale, belong to it.
         """
         if any("." in name for name in self.names):
             return self.names
@@ -70,16 +71,16 @@ class Arrays:
         return tuple(f"{layer}.{name}" for layer, name in zip(layers, self.names, strict=True))
 
     def layout(self, trained: bool) -> Layout:
-        """Where the trained arrays, or the others, lie in a vector."""
+        """Where the trained arrays lie in their flat vector, or the other arrays in theirs."""
         chosen = [place for place, moves in enumerate(self.trained) if moves == trained]
         return Layout(tuple(self.full_names[at] for at in chosen), tuple(self.shapes[at] for at in chosen))
 
 
 class ArrayNet(Net):
-    """A net of which only the arrays are known: models can be mixed and compared, but nothing can be computed."""
+    """A net of which only the arrays are known: its models can be mixed and compared, but not run."""
 
     def __init__(self, arrays: Arrays, initial: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
-        # Not the base's: it builds a module.
+        # Without the constructor of `Net`, which builds the module.
         self.arrays, self.name, self.shape, self.classes = arrays, "app", (), 0
         self.device = torch.device("cpu")
         self.dtype = torch.float64 if "float64" in arrays.dtypes else torch.float32
@@ -88,17 +89,17 @@ class ArrayNet(Net):
 
     @classmethod
     def of(cls, records: Sequence[ArrayRecord], statistics: Sequence[str] = STATISTICS) -> "ArrayNet":
-        """The net of arrays from which models start: number 0 from the first, and so on."""
+        """The net of these arrays: model number 0 starts from the first record, number 1 from the second, and so on."""
         net = cls(Arrays.of(records[0], statistics))
         starts = [net.models_of(arrays) for arrays in records]
         net._initial = tuple((start.parameters, start.buffers) for start in starts)
         return net
 
     def new(self, seed: int, number: int) -> tuple[Tensor, Tensor]:
-        """The arrays that were given; where there are no more, the first ones with each array's numbers in new order.
+        """The parameters and buffers from which a model starts: those of its record, if there was one for its number.
 
-        That keeps what the app's own initialisation is like, of which nothing else is known: spread, bounds, and the
-        arrays that are constant.
+        Otherwise they are those of the first record, with the numbers of each trained array in a new order. Nothing is
+        known of how the app initialises a model, and this keeps the spread, the bounds and the constants of that.
         """
         if number < len(self._initial):
             return self._initial[number]
@@ -108,7 +109,7 @@ class ArrayNet(Net):
         return torch.cat(shuffled), buffers
 
     def models_of(self, arrays: ArrayRecord) -> Models:
-        """A single model of an app's arrays."""
+        """An app's arrays as a single model."""
         described = {name: tuple(array.shape) for name, array in arrays.items()}
         expected = dict(zip(self.arrays.names, self.arrays.shapes, strict=True))
         if described != expected:
@@ -122,7 +123,7 @@ class ArrayNet(Net):
         return Models(self, self.parameters.flatten(tensors), buffers)
 
     def arrays_of(self, model: Models) -> ArrayRecord:
-        """The app's arrays of a single model, in their own names, order and types."""
+        """A single model as the app's arrays, with the app's names, order and types."""
         views = self.parameters.views(model.parameters) | self.buffers.views(model.buffers)
         made = ArrayRecord()
         for name, full, dtype in zip(self.arrays.names, self.arrays.full_names, self.arrays.dtypes, strict=True):
@@ -131,16 +132,15 @@ class ArrayNet(Net):
             made[name] = Array(np.asarray(values if kind.kind == "f" else np.rint(values), dtype=kind))
         return made
 
-    def build(self, generator: torch.Generator) -> nn.Module:
+    def build(self, *arguments: Any, **more: Any) -> NoReturn:
         """There is no module here."""
         raise CoterieError("only the app knows the module that its arrays belong to")
 
-    def __call__(self, *inputs: Any) -> Any:
-        """There is no module here."""
-        raise CoterieError("only the app knows the module that its arrays belong to")
+    __call__ = build
 
 
 def _differing(given: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
+    """In words: the first name under which two mappings have different values, and these."""
     for name in (*expected, *given):
         if given.get(name) != expected.get(name):
             return f"{name!r} is {given.get(name, 'missing')}, was {expected.get(name, 'not there')}"

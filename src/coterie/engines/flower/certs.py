@@ -1,15 +1,15 @@
-"""Certificates and keys of a federation: who the server is to sites, sites to the server, and sites to each other.
+"""Certificates and keys of a federation: how the server proves who it is to sites, and sites to it and to each other.
 
-    ca/ca.pem, ca.key            the authority that signs the server's certificate; the key stays here, offline at best
+    ca/ca.pem, ca.key            the authority that signs the server's certificate; the key stays here, best offline
     peers.toml                   the public letter identities of all sites, from which the sites' copies are made
-    server/                      for the machine of the SuperLink
+    server/                      to be taken to the machine of the SuperLink
         ca.pem, server.pem, server.key
         nodes/NAME.pub           the node keys to register
-    sites/NAME/                  for the site of that name, and nobody else
-        ca.pem                   whom to believe that it is the server
-        node.key, node.pub       who this is to the server (Flower's node authentication)
-        identity.pem             who this is to other sites (`coterie.clients.sealing`)
-        peers.toml               who the other sites are
+    sites/NAME/                  to be taken to the site of that name, and nowhere else
+        ca.pem                   with this the site recognises the server
+        node.key, node.pub       with these the server recognises the site (Flower's node authentication)
+        identity.pem             with this other sites recognise the site (`coterie.clients.sealing`)
+        peers.toml               with this the site recognises the others
 
 A site's private keys may be removed from here once the site has them: its public ones stay in `peers.toml` and `nodes`.
 """
@@ -34,35 +34,37 @@ from coterie.core.errors import SettingsError
 log = logging.getLogger("coterie")
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
-"""How a server on the same machine is reached."""
+"""The names and addresses at which a server on the same machine is reached."""
 
 _AUTHORITY_DAYS = 3650
-"""The authority outlives many server certificates: its own is at every site, and is tedious to replace."""
+"""Days for which the authority's certificate is valid: long, since every site has it, and it is tedious to replace."""
 
 _SKEW = timedelta(days=1)
 """How far a site's clock may be behind when certificates are new."""
 
 
+class _File:
+    """An attribute that is the path of a file in the `folder` of its object."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, files: "ServerFiles | SiteFiles", owner: object = None) -> Path:
+        return files.folder / self._name
+
+
 @dataclass(frozen=True)
 class ServerFiles:
-    """What the SuperLink needs."""
+    """The files that the SuperLink needs."""
 
     folder: Path
 
-    @property
-    def ca(self) -> Path:
-        """The authority's certificate, for `--ssl-ca-certfile`."""
-        return self.folder / "ca.pem"
-
-    @property
-    def certificate(self) -> Path:
-        """The server's certificate, for `--ssl-certfile`."""
-        return self.folder / "server.pem"
-
-    @property
-    def key(self) -> Path:
-        """The server's private key, for `--ssl-keyfile`."""
-        return self.folder / "server.key"
+    ca = _File("ca.pem")
+    """The authority's certificate, for `--ssl-ca-certfile`."""
+    certificate = _File("server.pem")
+    """The server's certificate, for `--ssl-certfile`."""
+    key = _File("server.key")
+    """The server's private key, for `--ssl-keyfile`."""
 
     def node(self, site: str) -> Path:
         """The public node key of a site, for `flwr supernode register`."""
@@ -71,48 +73,34 @@ class ServerFiles:
 
 @dataclass(frozen=True)
 class SiteFiles:
-    """What a site needs. Private keys are missing if they were handed over and removed."""
+    """The files that a site needs. Its private keys are not here if they were handed over and removed."""
 
     folder: Path
 
-    @property
-    def ca(self) -> Path:
-        """The authority's certificate, for `--root-certificates`."""
-        return self.folder / "ca.pem"
-
-    @property
-    def node_key(self) -> Path:
-        """The private node key, for `--auth-supernode-private-key`."""
-        return self.folder / "node.key"
-
-    @property
-    def node_public(self) -> Path:
-        """The public node key, for `flwr supernode register`."""
-        return self.folder / "node.pub"
-
-    @property
-    def identity(self) -> Path:
-        """The private letter identity, for the site's settings."""
-        return self.folder / "identity.pem"
-
-    @property
-    def peers(self) -> Path:
-        """The pinned identities of all sites, for the site's settings."""
-        return self.folder / "peers.toml"
+    ca = _File("ca.pem")
+    """The authority's certificate, for `--root-certificates`."""
+    node_key = _File("node.key")
+    """The private node key, for `--auth-supernode-private-key`."""
+    node_public = _File("node.pub")
+    """The public node key, for `flwr supernode register`."""
+    identity = _File("identity.pem")
+    """The private letter identity, for the site's settings."""
+    peers = _File("peers.toml")
+    """The pinned identities of all sites, for the site's settings."""
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """Where everything is, and what is new."""
+    """Where the certificates and keys of a federation are, and what has changed."""
 
     folder: Path
     server: ServerFiles
     sites: Mapping[str, SiteFiles]
-    """All sites, with those that were there before."""
+    """All sites, new ones and old ones."""
     added: tuple[str, ...]
-    """Sites that were made now."""
+    """The new sites."""
     outdated: tuple[str, ...]
-    """Sites that were there before and must be given their new `peers.toml`."""
+    """The old sites that must be given their new `peers.toml`."""
 
 
 def make_certificates(
@@ -121,9 +109,10 @@ def make_certificates(
     """Make what is missing in a folder: an authority, a server certificate for `hosts`, and keys for each site.
 
     No key or certificate that exists is changed, so sites can be added later; then `peers.toml` is written anew for
-    all sites, and must be redistributed. `hosts` are the names and addresses at which sites reach the server: `LOCAL`
-    unless told otherwise, or whatever an existing certificate is for. `days` is how long a new server certificate is
-    valid; to renew it, or to have one for other hosts, remove `server/server.pem` and call this again.
+    all sites, and each must be given the new one. `hosts` are the names and addresses at which sites reach the server;
+    without them a new certificate is for `LOCAL`, and an existing one is taken as it is. `days` is how long a new
+    server certificate is valid. To renew it, or to have one for other hosts, remove `server/server.pem` and call this
+    again.
     """
     peers = read_peers(folder / "peers.toml") if (folder / "peers.toml").exists() else {}
     _check_names(sites, peers)
@@ -132,39 +121,33 @@ def make_certificates(
     names = None if hosts is None else [_general_name(host) for host in hosts]
     if names == []:
         raise SettingsError("hosts: at least one name or address at which sites reach the server")
-    try:
-        return _make(folder, sites, peers, names, days)
-    except OSError as error:
-        raise SettingsError(f"{error.filename}: cannot be written ({error.strerror})") from error
-
-
-def _make(
-    folder: Path, sites: Sequence[str], peers: dict[str, str], names: list[x509.GeneralName] | None, days: int
-) -> Certificates:
     authority, server = folder / "ca", ServerFiles(folder / "server")
-    for path in (folder, authority, server.folder, server.folder / "nodes", folder / "sites"):
-        path.mkdir(parents=True, exist_ok=True, mode=0o700)
-    certificate = _authority(authority, days)
-    _create(server.ca, certificate)
-    _server_certificate(server, authority, names, days)
     added = tuple(site for site in sites if site not in peers)
     outdated = tuple(sorted(peers)) if added else ()
-    for site in added:
-        peers[site] = _make_site(site, SiteFiles(folder / "sites" / site), server)
-    everyone = {site: SiteFiles(folder / "sites" / site) for site in sorted(peers)}
-    for files in everyone.values():
-        files.folder.mkdir(exist_ok=True, mode=0o700)
-        _create(files.ca, certificate)
-        write_peers(files.peers, peers)
-    # Last: a site is known once all of it is there, so that an attempt that was cut off can be made again.
-    write_peers(folder / "peers.toml", peers)
+    try:
+        for path in (folder, authority, server.folder, server.folder / "nodes", folder / "sites"):
+            path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        certificate = _authority(authority, days)
+        _create(server.ca, certificate)
+        _server_certificate(server, authority, names, days)
+        for site in added:
+            peers[site] = _make_site(site, SiteFiles(folder / "sites" / site), server)
+        everyone = {site: SiteFiles(folder / "sites" / site) for site in sorted(peers)}
+        for files in everyone.values():
+            files.folder.mkdir(exist_ok=True, mode=0o700)
+            _create(files.ca, certificate)
+            write_peers(files.peers, peers)
+        # Last: a site is known once all its files are there, so an attempt that was cut off can be repeated.
+        write_peers(folder / "peers.toml", peers)
+    except OSError as error:
+        raise SettingsError(f"{error.filename}: cannot be written ({error.strerror})") from error
     if outdated:
         log.warning("%s: these sites must be given their new peers.toml: %s", folder, ", ".join(outdated))
     return Certificates(folder, server, everyone, added, outdated)
 
 
 def _check_names(sites: Sequence[str], known: Mapping[str, str]) -> None:
-    """Refuse names that are no good as names of files, or that some file systems take for the same."""
+    """Refuse names that cannot be names of files, or that some file systems take for equal."""
     if not sites and not known:
         raise SettingsError("sites: at least one name")
     if len(set(sites)) < len(sites):
@@ -182,7 +165,7 @@ def _check_names(sites: Sequence[str], known: Mapping[str, str]) -> None:
 
 
 def _general_name(host: str) -> x509.GeneralName:
-    """A name or address as certificates have it."""
+    """A name or address in the form that certificates have."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -198,15 +181,15 @@ def _authority(folder: Path, days: int) -> bytes:
     """The certificate of the authority, made if there is none."""
     path = folder / "ca.pem"
     if not path.exists():
-        key, name = _key(folder / "ca.key"), _name("Coterie federation authority")
+        key, subject = _key(folder / "ca.key"), "Coterie federation authority"
         end = datetime.now(UTC) + timedelta(days=max(days, _AUTHORITY_DAYS))
         extensions = [x509.BasicConstraints(ca=True, path_length=0), _usage(key_cert_sign=True, crl_sign=True)]
-        _create(path, _certificate(name, key.public_key(), name, key, end, critical=extensions))
+        _create(path, _certificate(subject, key.public_key(), None, key, end, critical=extensions))
     return path.read_bytes()
 
 
 def _server_certificate(files: ServerFiles, authority: Path, names: list[x509.GeneralName] | None, days: int) -> None:
-    """The server's certificate, made if there is none; one that exists must be for the hosts that are asked for."""
+    """Make the server's certificate if there is none; one that exists must be for these names, if any are given."""
     if files.certificate.exists():
         _check_hosts(files.certificate, names or ())
         return
@@ -222,11 +205,12 @@ def _server_certificate(files: ServerFiles, authority: Path, names: list[x509.Ge
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
         x509.SubjectAlternativeName(names or [_general_name(host) for host in LOCAL]),
     ]
-    subject = _name("Coterie federation server")
-    _create(files.certificate, _certificate(subject, key.public_key(), issuer.subject, signer, end, critical, others))
+    subject, public = "Coterie federation server", key.public_key()
+    _create(files.certificate, _certificate(subject, public, issuer.subject, signer, end, critical, others))
 
 
 def _check_hosts(path: Path, names: Sequence[x509.GeneralName]) -> None:
+    """Refuse a certificate that is not for all of these names."""
     known = list(_read_certificate(path).extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
     missing = [name for name in names if name not in known]
     if missing:
@@ -235,7 +219,7 @@ def _check_hosts(path: Path, names: Sequence[x509.GeneralName]) -> None:
 
 
 def _make_site(site: str, files: SiteFiles, server: ServerFiles) -> str:
-    """Make the keys of a new site, but for those that an earlier attempt has left. Returns its public identity."""
+    """Make those keys of a new site that no earlier attempt has left. Returns the site's public identity."""
     files.folder.mkdir(exist_ok=True, mode=0o700)
     openssh = serialization.PublicFormat.OpenSSH
     key = _key(files.node_key, serialization.PrivateFormat.OpenSSH).public_key()
@@ -252,7 +236,7 @@ def _make_site(site: str, files: SiteFiles, server: ServerFiles) -> str:
 def _key(
     path: Path, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8
 ) -> ec.EllipticCurvePrivateKey:
-    """The key in a file, made if there is none. Flower takes node keys in OpenSSH's form, and of a NIST curve."""
+    """The key in a file, made if there is none. Flower wants node keys in OpenSSH's form and of a NIST curve."""
     if not path.exists():
         made = ec.generate_private_key(ec.SECP384R1())
         write_private(path, made.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
@@ -268,7 +252,7 @@ def _key(
 
 
 def _create(path: Path, content: bytes) -> None:
-    """Write a file unless it is there."""
+    """Write a file unless it exists."""
     if not path.exists():
         with path.open("xb") as file:
             file.write(content)
@@ -281,10 +265,6 @@ def _read_certificate(path: Path) -> x509.Certificate:
         raise SettingsError(f"{path}: not a certificate ({error})") from error
 
 
-def _name(common: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common)])
-
-
 def _usage(**allowed: bool) -> x509.KeyUsage:
     known = ("digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
     nothing = dict.fromkeys((*known, "key_cert_sign", "crl_sign", "encipher_only", "decipher_only"), False)
@@ -292,16 +272,17 @@ def _usage(**allowed: bool) -> x509.KeyUsage:
 
 
 def _certificate(
-    subject: x509.Name,
+    subject: str,
     key: ec.EllipticCurvePublicKey,
-    issuer: x509.Name,
+    issuer: x509.Name | None,
     signer: ec.EllipticCurvePrivateKey,
     end: datetime,
     critical: Sequence[x509.ExtensionType],
     others: Sequence[x509.ExtensionType] = (),
 ) -> bytes:
-    """A signed certificate."""
-    builder = x509.CertificateBuilder(issuer, subject, key, x509.random_serial_number())
+    """A certificate that says whose key this is, signed by the issuer; without one, by the subject itself."""
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject)])
+    builder = x509.CertificateBuilder(issuer or name, name, key, x509.random_serial_number())
     builder = builder.not_valid_before(datetime.now(UTC) - _SKEW).not_valid_after(end)
     identifiers = (
         x509.SubjectKeyIdentifier.from_public_key(key),

@@ -1,7 +1,14 @@
-"""The engine for real sites: it carries programs as messages, and survives whatever a site does.
+"""The engine for real sites: it sends programs as messages, and survives whatever a site does.
 
-It knows sites by name. A transport knows nodes by number, and may lose any message: a site that dies, hangs, rejoins or
-answers nonsense costs its own contribution in that round and nothing else.
+A site is known by its name. The transport knows only numbered nodes, of which a site may have another one after each
+start, and may lose any message. A site that dies, hangs, comes back or answers nonsense costs its own contribution to
+that round and nothing else. All that the engine needs of a network are the three verbs of `Transport`, so every fault
+can be tested without one.
+
+What a client keeps lies at its site, in versions. A message says which version it builds on, and which one was final
+before the round; the site deletes all others. To undo what a site has kept, the engine points at the older version in
+its next message. A server that has lost its own last round so finds the version before. The name by which sites know a
+run is random, and stands in the run's checkpoint.
 """
 
 import logging
@@ -32,29 +39,29 @@ log = logging.getLogger("coterie")
 
 
 class TooFewSitesError(CoterieError):
-    """Too few sites are there, and none came while the run waited."""
+    """Fewer sites are connected than the run needs, and it has waited for them long enough."""
 
 
 class RoundLostError(NoAnswerError):
-    """Too few sites answered: the round cannot count, and is to be run again from the last one that did."""
+    """Too few sites answered, so the round does not count: whoever runs it goes on from the checkpoint before it."""
 
 
 class Transport(Protocol):
-    """Brings messages to nodes and their answers back."""
+    """Carries messages to numbered nodes, and their answers back."""
 
     def nodes(self) -> set[int]:
         """The nodes that are connected now."""
 
     def send(self, messages: Mapping[int, Mapping[str, bytes]]) -> dict[int, str]:
-        """Send each node a message of named parts; the message's own name for each node."""
+        """Send each node a message of named parts. Returns for each node the name that its message has got."""
 
     def receive(self, messages: Collection[str]) -> dict[str, bytes | None]:
-        """Answers to these messages that have arrived: by message, None if the node could not answer."""
+        """The answers that have arrived, by the name of the message; None where the node could not answer."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What all sites and the server must agree on; each has it from its own settings."""
+    """What the server and all sites must agree on; each takes it from its own settings."""
 
     labels: tuple[str, ...]
     """The label set."""
@@ -66,7 +73,7 @@ class Task:
     """The net: one of ours by name, or `package.module:function`."""
 
     shift: tuple[float, ...] = ()
-    """What is subtracted from inputs, per channel. A site that does otherwise is not admitted."""
+    """What is subtracted from inputs, per channel. A site that subtracts something else is not admitted."""
 
     scale: tuple[float, ...] = ()
     """What inputs are divided by then, per channel."""
@@ -77,14 +84,14 @@ class Task:
 
 @dataclass(frozen=True)
 class Waiting:
-    """How long a run waits for its sites."""
+    """How many sites a run needs, and how long it waits for them."""
 
     sites: Annotated[int, WITHOUT_EFFECT] = 0
     """Sites to wait for before the first round; 0 waits for `min_sites`. Methods that group clients once need them
     all."""
 
     min_sites: Annotated[int, WITHOUT_EFFECT] = 2
-    """A round counts if at least so many sites answer."""
+    """How many sites must answer for a round to count."""
 
     timeout: Annotated[float, WITHOUT_EFFECT] = 600.0
     """Seconds that a site has for an answer."""
@@ -109,22 +116,22 @@ class Waiting:
 
 @dataclass
 class _KnownSite:
-    """A site that has said who it is."""
+    """A site that has said its name, and so has a position."""
 
     name: str
     samples: int
     """Training samples; 0 while the site has not counted them."""
     node: int | None
-    """The node it is at now; None while it is away."""
+    """The number of its node now; None while it is not connected."""
     accepted: Version | None = None
-    """The version of its memory after the last round that counted."""
+    """The version of what it keeps after the last round that counted."""
     current: Version | None = None
-    """The version after its last call."""
+    """The version of what it keeps after its last call."""
 
 
 @dataclass
 class FlowerEngine:
-    """An engine whose clients are sites behind a transport."""
+    """An engine whose clients are real sites, reached through a transport."""
 
     real = True
 
@@ -133,9 +140,9 @@ class FlowerEngine:
     transport: Transport
     waiting: Waiting = field(default_factory=Waiting)
     own: ClientHost | None = None
-    """What the server itself holds: first its own samples, then the parts of the global test set."""
+    """What the server itself holds: its own samples as the first client, then the parts of the global test set."""
     advice: str = "when they are back, go on with `coterie deploy resume`"
-    """What to do when too few sites are there."""
+    """What the error says that a user can do when too few sites are there."""
 
     def __post_init__(self) -> None:
         self._sites: list[_KnownSite] = []
@@ -151,20 +158,20 @@ class FlowerEngine:
 
     @property
     def names(self) -> list[str]:
-        """All sites that have ever been seen in this run, in the order of their positions."""
+        """The names of all sites that were ever connected in this run, in the order of their positions."""
         return [site.name for site in self._sites]
 
     @property
     def sizes(self) -> list[int]:
-        """Training samples of each site, as it last said; 0 while it has not counted them."""
+        """How many training samples each site last said it has; 0 while it has not counted them."""
         return [site.samples for site in self._sites]
 
     def present(self) -> np.ndarray:
-        """Positions of the sites that are connected, as of the last roll call."""
+        """Positions of the sites that were connected when the roll was last called."""
         return np.array([position for position, site in enumerate(self._sites) if site.node is not None], dtype=int)
 
     def explain(self) -> str:
-        """How it computes."""
+        """In words: who computes, and what a round needs."""
         waiting = self.waiting
         return (
             f"{len(self.present())} sites over Flower, each computing by itself; "
@@ -172,16 +179,17 @@ class FlowerEngine:
         )
 
     def gather(self, first: bool = True) -> None:
-        """Wait for sites: before the first round for all that are expected, later for as many as are needed."""
+        """Wait for sites: before the first round for all that are expected, later for as many as a round needs."""
         self._wait_for(max(self.waiting.sites if first else 0, self.waiting.min_sites))
 
     def start_round(self, number: int) -> None:
-        """Call the roll, and wait if too few are there."""
+        """Begin a round: see who is connected, and wait if these are too few."""
         self._round = number
         self._announcements = {}
         self._wait_for(self.waiting.min_sites)
 
     def _wait_for(self, count: int) -> None:
+        """Call the roll until this many sites are connected, or until the run's patience ends."""
         deadline = time.monotonic() + self.waiting.patience
         told = False
         while True:
@@ -200,24 +208,25 @@ class FlowerEngine:
             time.sleep(min(1.0, self.waiting.patience))
 
     def _call_the_roll(self) -> None:
-        """Find out who is connected; greet nodes that have not been seen before."""
+        """Find out which sites are connected, and ask nodes that are new who they are."""
         nodes = self.transport.nodes()
         for site in self._sites:
             if site.node is not None and site.node not in nodes:
                 log.warning("site %s is no longer connected", site.name)
                 site.node = None
-        self._strangers &= nodes  # who comes back gets another chance
+        self._strangers &= nodes  # one that was refused, left and came back gets another chance
         new = nodes - {site.node for site in self._sites} - self._strangers
         if not new:
             return
-        greetings = {node: {"request": codec.dump({"format": PROTOCOL, "ask": "hello"})} for node in new}
-        answers = self._exchange(greetings, dict.fromkeys(new, "a new node"))
-        # Positions go by name, so that a run does not depend on who connects first.
+        greeting = {"request": codec.dump({"format": PROTOCOL, "ask": "hello"})}
+        answers = self._exchange(dict.fromkeys(new, greeting))
+        # Positions in the order of names, so that a run does not depend on who connects first.
         introduced = sorted((str(answer.get("name")), node) for node, answer in answers.items())
         for name, node in introduced:
             self._introduce(name, node, answers[node])
 
     def _introduce(self, name: str, node: int, hello: Mapping[str, Any]) -> None:
+        """Admit the site at a new node if it fits the task and its name is free: as a new one, or one that is back."""
         problem = self._mismatch(hello)
         known = next((site for site in self._sites if site.name == name), None)
         if problem is None and known is not None and known.node is not None:
@@ -233,7 +242,7 @@ class FlowerEngine:
             self._sites.append(_KnownSite(name, hello["samples"] or 0, node))
 
     def _mismatch(self, hello: Mapping[str, Any]) -> str | None:
-        """What in a site's greeting does not fit this task, if anything."""
+        """What in a site's answer to the greeting does not fit this task; None if all does."""
         expected = {
             "labels": list(self.task.labels),
             "net": self.net.name,
@@ -241,9 +250,8 @@ class FlowerEngine:
             "parameters": self.net.parameters.total,
             "dtype": str(self.net.dtype),
         }
-        for name, given in (("shift", self.task.shift), ("scale", self.task.scale)):
-            if given:
-                expected[name] = list(given)
+        scaling = {"shift": list(self.task.shift), "scale": list(self.task.scale)}
+        expected |= {name: given for name, given in scaling.items() if given}
         for name, value in expected.items():
             if hello.get(name) != value:
                 return f"its {name} is {_brief(hello.get(name))}, the task's is {_brief(value)}"
@@ -254,8 +262,10 @@ class FlowerEngine:
 
     # Carrying messages
 
-    def _exchange(self, messages: Mapping[int, Mapping[str, bytes]], who: Mapping[int, str]) -> dict[int, Any]:
-        """Send messages to nodes and wait for their answers; whoever gives none in time, or nonsense, is left out."""
+    def _exchange(self, messages: Mapping[int, Mapping[str, bytes]]) -> dict[int, Any]:
+        """Send messages to nodes and wait for their answers, without those that come too late or make no sense."""
+        who = dict.fromkeys(messages, "a new node")
+        who |= {site.node: site.name for site in self._sites if site.node is not None}
         sent = self.transport.send(messages)
         open_messages = {message: node for node, message in sent.items()}
         answers: dict[int, Any] = {}
@@ -277,17 +287,16 @@ class FlowerEngine:
         return answers
 
     def _read(self, content: bytes | None, name: str) -> dict[str, Any] | None:
-        """What a site says, if it can be understood."""
+        """What a site answers; None, and a line in the log, if that is an error or makes no sense."""
         if content is None:
             log.warning("site %s could not be reached", name)
             return None
         try:
             answer = codec.load(content, {self.net.name: self.net})
+            if not isinstance(answer, dict):
+                raise CoterieError(type(answer).__name__)
         except CoterieError as error:
             log.warning("site %s answers nonsense: %s", name, error)
-            return None
-        if not isinstance(answer, dict):
-            log.warning("site %s answers nonsense: %s", name, type(answer).__name__)
             return None
         for kind in ("failed", "refused"):
             if kind in answer:
@@ -299,10 +308,10 @@ class FlowerEngine:
     # Running programs
 
     def run(self, call: Call) -> Answers:
-        """Run a program at sites, or on what the server holds itself."""
+        """Run a program at the sites of a call, or on what the server itself holds."""
         if (call.clients < 0).all():
             return self._run_here(call)
-        positions = [int(client) for client in call.clients if self._sites[client].node is not None]
+        nodes = {client: node for client in call.clients.tolist() if (node := self._sites[client].node) is not None}
         if call.program.letters:
             self._fetch_keys()
             if not self._announcements:
@@ -312,22 +321,19 @@ class FlowerEngine:
                 )
         shared = codec.dump(dict(call.shared))
         messages = {}
-        for row, client in enumerate(call.clients):
-            if client in positions:
+        for row, client in enumerate(call.clients.tolist()):
+            if client in nodes:
                 request = self._request(part_of(call, np.array([row])), self._sites[client])
-                messages[self._node(client)] = {"request": request, "shared": shared}
-        who = {self._node(client): self._sites[client].name for client in positions}
+                messages[nodes[client]] = {"request": request, "shared": shared}
         self._complaints = {}
-        answers = self._exchange(messages, who)
+        answers = self._exchange(messages)
         checked = {}
-        for client in positions:
-            answer = answers.get(self._node(client))
-            outputs = None if answer is None else self._outputs(answer, self._sites[client].name)
-            if answer is not None and outputs is not None:
-                checked[client] = (answer, outputs)
+        for client, node in nodes.items():
+            if node in answers and (outputs := self._outputs(answers[node], self._sites[client].name)) is not None:
+                checked[client] = (answers[node], outputs)
         checked = self._alike(call.program.name, checked)
-        # Where everybody was asked and everybody failed, they would fail again; a part of them may just be newcomers.
-        if who and len(self._complaints) == len(who) == len(self.present()):
+        # If all sites were asked and all failed, they would fail again. If a part of them was asked, others may do it.
+        if messages and len(self._complaints) == len(messages) == len(self.present()):
             raise ProgramError(f"round {call.at.number}, no site can: {next(iter(self._complaints.values()))}")
         self._enough(call, len(checked))
         letters = []
@@ -340,12 +346,8 @@ class FlowerEngine:
         outputs = joined([outputs for _, outputs in checked.values()], torch.arange(len(checked)))
         return Answers(np.array(list(checked)), outputs, Letters(letters))
 
-    def _node(self, client: int) -> int:
-        node = self._sites[client].node
-        assert node is not None
-        return node
-
     def _request(self, call: Call, site: _KnownSite) -> bytes:
+        """The message that asks a site to run a call, which is of this site alone."""
         content = {
             "format": PROTOCOL,
             "ask": "call",
@@ -362,25 +364,23 @@ class FlowerEngine:
         return codec.dump(content)
 
     def _outputs(self, answer: Mapping[str, Any], name: str) -> dict[str, Value] | None:
-        """The outputs in an answer, if it has the form of one: a row of tensors and models, letters in its own name."""
+        """The outputs in a site's answer; None if these are not one row each, or letters are not in the site's name."""
         outputs, letters = answer.get("outputs"), answer.get("letters")
-        fine = isinstance(outputs, dict) and isinstance(answer.get("kept"), bool) and isinstance(letters, list)
-        if fine:
-            assert isinstance(outputs, dict)
-            assert isinstance(letters, list)
-            fine = all(
-                isinstance(value, Value) and len(value.shape) > 0 and value.shape[0] == 1 for value in outputs.values()
-            )
-            fine &= all(isinstance(letter, Letter) and letter.sender == name for letter in letters)
-        if not fine:
-            log.warning("site %s answers nonsense: not the outputs of one client", name)
-            return None
-        return outputs
+        if (
+            isinstance(outputs, dict)
+            and isinstance(letters, list)
+            and isinstance(answer.get("kept"), bool)
+            and all(isinstance(value, Value) and tuple(value.shape[:1]) == (1,) for value in outputs.values())
+            and all(isinstance(letter, Letter) and letter.sender == name for letter in letters)
+        ):
+            return outputs
+        log.warning("site %s answers nonsense: not the outputs of one client", name)
+        return None
 
     def _alike(
         self, program: str, answers: dict[int, tuple[Any, dict[str, Value]]]
     ) -> dict[int, tuple[Any, dict[str, Value]]]:
-        """The answers whose outputs have the shapes that this program has had before, or that most sites give."""
+        """The answers whose outputs have the shapes that the program gave before, or that most sites give now."""
         shapes = {client: _shape(outputs) for client, (_, outputs) in answers.items()}
         counted = Counter(shapes.values()).most_common()
         if len(counted) > 1:
@@ -393,7 +393,7 @@ class FlowerEngine:
         return answers
 
     def _enough(self, call: Call, answered: int) -> None:
-        """A round counts if enough sites take part; scoring takes what there is."""
+        """Refuse a call that too few sites have answered; for scoring a single answer is enough."""
         needed = 1 if call.at.scoring else min(self.waiting.min_sites, len(call.clients))
         if answered < needed:
             raise RoundLostError(
@@ -402,32 +402,33 @@ class FlowerEngine:
             )
 
     def _run_here(self, call: Call) -> Answers:
+        """Run a program on what the server itself holds."""
         assert self.own is not None
         rows = [part_of(call, np.array([row])) for row in range(len(call.clients))]
         outputs = [run_chunk(one, Memory(1), self.own)[0] for one in rows]
         return Answers(call.clients, joined(outputs, torch.arange(len(rows))))
 
     def server_clients(self, at: CallContext) -> Clients:
-        """The `Clients` interface over what the server itself holds."""
+        """What the server itself holds, as a client that a program sees."""
         if self.own is None or not len(self.own.shards[0].train):
             raise CoterieError("the server holds no samples: name a data hook under [server] in the settings")
         return self.own.clients([0], at)
 
     def _fetch_keys(self) -> None:
-        """Ask all sites for the keys with which letters to them are sealed in this round. They are signed."""
-        missing = [site for site in self._sites if site.node is not None and site.name not in self._announcements]
+        """Ask the sites for the signed keys with which letters to them are sealed in this round."""
+        there = {site.node: site.name for site in self._sites if site.node is not None}
+        missing = {node: name for node, name in there.items() if name not in self._announcements}
         if not missing:
             return
-        request = codec.dump({"format": PROTOCOL, "ask": "keys", "run": self._run, "round": self._round})
-        who = {site.node: site.name for site in missing if site.node is not None}
-        for node, answer in self._exchange({node: {"request": request} for node in who}, who).items():
+        request = {"request": codec.dump({"format": PROTOCOL, "ask": "keys", "run": self._run, "round": self._round})}
+        for node, answer in self._exchange(dict.fromkeys(missing, request)).items():
             if isinstance(answer.get("announcement"), bytes):
-                self._announcements[who[node]] = answer["announcement"]
+                self._announcements[missing[node]] = answer["announcement"]
 
-    # What clients keep: the sites have it, here is only which version counts
+    # What clients keep lies at the sites; the engine only knows which version counts
 
     def reject(self, clients: np.ndarray) -> None:
-        """Let these sites build on what they had before this round."""
+        """Let these sites build on what they kept before this round."""
         for client in clients:
             self._sites[client].current = self._sites[client].accepted
 
@@ -437,11 +438,11 @@ class FlowerEngine:
             site.accepted = site.current
 
     def rollback(self) -> None:
-        """Let all sites build on what they had before this round."""
+        """Let all sites build on what they kept before this round."""
         self.reject(np.arange(len(self._sites)))
 
     def reset(self) -> None:
-        """A new run begins: no site remembers anything of it."""
+        """Begin a new run, under a name of which no site has kept anything."""
         self._run = secrets.token_hex(8)
         for site in self._sites:
             site.accepted = site.current = None
@@ -452,25 +453,24 @@ class FlowerEngine:
         return {"run": self._run, "sites": sites}
 
     def restore(self, content: Mapping[str, Any]) -> None:
-        """Go on with a run: sites have the positions that they had, whoever is there now."""
+        """Go on with a run: its sites get back their positions, connected or not, and new ones come behind them."""
+        self.reset()
         self._run = content["run"]
-        there = {site.name: site for site in self._sites}
+        newcomers = {site.name: site for site in self._sites}
         restored = []
         for entry in content["sites"]:
-            now = there.pop(entry["name"], None)
-            node, samples = (None, 0) if now is None else (now.node, now.samples)
-            restored.append(
-                _KnownSite(entry["name"], samples or entry["samples"], node, entry["version"], entry["version"])
-            )
-        newcomers = [_KnownSite(site.name, site.samples, site.node) for site in there.values()]
-        self._sites = restored + newcomers
+            site = newcomers.pop(entry["name"], None) or _KnownSite(entry["name"], 0, None)
+            site.samples = site.samples or entry["samples"]
+            site.accepted = site.current = entry["version"]
+            restored.append(site)
+        self._sites = [*restored, *newcomers.values()]
 
     def close(self) -> None:
-        """Nothing is held here."""
+        """The engine holds nothing that must be given back."""
 
 
 def _shape(outputs: Mapping[str, Value]) -> tuple[Any, ...]:
-    """The names, kinds, shapes and types of outputs, to tell whether two sites give the same."""
+    """The names, kinds, shapes and types of outputs: equal for two sites that give outputs of one form."""
     described = []
     for name, value in sorted(outputs.items()):
         tensors = value.tensors if isinstance(value, Stack) else (value,)

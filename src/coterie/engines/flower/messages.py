@@ -1,4 +1,4 @@
-"""Named bytes as Flower's records and back, and Flower's grid as a transport."""
+"""Messages of named bytes as Flower carries them: as records, over its grid."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -19,13 +19,13 @@ MESSAGE_TYPE = "query"
 _KIND = "coterie"
 
 _SMALL = 1 << 20
-"""Bytes up to which all parts travel in one record: every object of a message is a request of its own."""
+"""Up to this many bytes all parts travel in one record, since Flower makes a request for each object of a message."""
 
 
 def packed(parts: Mapping[str, bytes]) -> RecordDict:
-    """Named bytes as records.
+    """Named bytes as Flower's records.
 
-    Large ones are arrays, which Flower cuts into pieces, and of which it stores one that many messages share only once.
+    Large ones become arrays: these Flower cuts into pieces, and stores only once where many messages have the same.
     """
     if sum(map(len, parts.values())) <= _SMALL:
         return RecordDict({_KIND: ConfigRecord(dict(parts))})
@@ -34,7 +34,7 @@ def packed(parts: Mapping[str, bytes]) -> RecordDict:
 
 
 def unpacked(records: RecordDict) -> dict[str, bytes]:
-    """The named bytes in records."""
+    """The named bytes that `packed` has put into records."""
     parts: dict[str, bytes] = {}
     for name, record in records.items():
         if name == _KIND and isinstance(record, ConfigRecord):
@@ -47,12 +47,12 @@ def unpacked(records: RecordDict) -> dict[str, bytes]:
 
 
 class GridTransport:
-    """Messages over a Flower grid."""
+    """Carries messages over Flower's grid."""
 
     def __init__(self, grid: Grid, lifetime: float, kind: str = MESSAGE_TYPE) -> None:
         self._grid, self._lifetime, self._kind = grid, lifetime, kind
-        # A reply can be seen a moment before its content is there. Flower's grid would sleep for a second then, which
-        # nothing in its interface changes: it is most of what a short round takes.
+        # A reply can be seen a moment before its content is there. Then Flower's grid sleeps for a second: most of what
+        # a short round takes, and it has no option for that.
         http_grid.pull_objects = partial(pull_objects, initial_backoff=0.05, backoff_cap=1.0)
 
     def nodes(self) -> set[int]:
@@ -60,18 +60,20 @@ class GridTransport:
         return set(self._grid.get_node_ids())
 
     def send(self, messages: Mapping[int, Mapping[str, bytes]]) -> dict[int, str]:
-        """Send each node its message."""
+        """Send each node its message. Returns for each node the name that its message has got."""
         made = [
             Message(packed(parts), dst_node_id=node, message_type=self._kind, ttl=self._lifetime)
             for node, parts in messages.items()
         ]
-        # A node that has just gone gets no message, and so gives no answer.
+        # To a node that has just left Flower sends no message, which then has no name: it will not answer.
         names = zip(messages, self._grid.push_messages(made), strict=False)
         return {node: name for node, name in names if name}
 
     def receive(self, messages: Collection[str]) -> dict[str, bytes | None]:
-        """Answers that have arrived. An error comes from the SuperLink, so only the message that it answers says whose
-        it is."""
+        """The answers that have arrived, by the name of the message; None where the node could not answer.
+
+        For a node that is dead the SuperLink answers, under its own number: so answers are not matched by node.
+        """
         replies = self._grid.pull_messages(messages)
         return {reply.metadata.reply_to_message_id: self._content(reply) for reply in replies}
 
@@ -82,7 +84,8 @@ class GridTransport:
         try:
             return self._answer(reply.metadata.src_node_id, unpacked(reply.content))
         except CoterieError as error:
-            return str(error).encode()  # nonsense, which the engine reports with the site's name
+            return str(error).encode()  # no answer that can be read: the engine reports it with the site's name
 
     def _answer(self, node: int, parts: Mapping[str, bytes]) -> bytes | None:
+        """The part of a node's message that the engine gets."""
         return parts.get("answer")

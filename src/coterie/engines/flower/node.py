@@ -1,8 +1,11 @@
 """The process of a site: a Flower node that runs no code from the server.
 
-Flower's own SuperNode fetches an app bundle from the server and runs the client in it, in a fresh process for every
-message. This one speaks the same protocol with Flower's own client, but hands messages to the site that is installed
-here, which stays in memory with its net and its data: bundles are never fetched, and a message costs milliseconds.
+Flower's own SuperNode fetches an app from the server and runs its client, in a fresh process for every message. This
+node speaks the same protocol, by Flower's own client for it, but hands messages to the site that is installed here and
+stays in memory with its net and its data. It never fetches an app, and a message costs milliseconds.
+
+The modules of flwr that this takes are not all part of Flower's public interface, hence the narrow range of versions in
+`pyproject.toml`.
 """
 
 import logging
@@ -37,20 +40,20 @@ from coterie.nets.codec import dump
 log = logging.getLogger("coterie")
 
 _POLLS = (0.1, 1.0)
-"""Seconds between looks for messages: at first after one, and at most."""
+"""Seconds between looks for messages: right after a message, and after a long time without one."""
 
 _ADMISSION = 2.5 * HEARTBEAT_DEFAULT_INTERVAL
-"""Seconds after which a server that does not let this site in will not do so any more: two heartbeats and some."""
+"""Seconds after which a server that does not let this site in never will: somewhat more than two heartbeats."""
 
 _PAUSE = 3.0
-"""Seconds between tries to be let in."""
+"""Seconds between two attempts to be let in."""
 
 _REFUSED = 1
-"""Flower's code for an error of no special kind."""
+"""Flower's code for an error of unknown kind."""
 
 
 def reply(site: RemoteSite, message: Message) -> Message:
-    """A site's answer to a Flower message."""
+    """The Flower message with which a site answers a Flower message."""
     if message.metadata.message_type != MESSAGE_TYPE:
         log.warning("refused: a message of type %s", message.metadata.message_type)
         return Message(Error(code=_REFUSED, reason="not a message for this site"), reply_to=message)
@@ -87,14 +90,14 @@ def serve(site: RemoteSite, superlink: str, ca: Path, key: Path, ready: Callable
             pause = _POLLS[0]
             try:
                 _answer(site, received, pull, confirm, send, push)
-            except (RunNotRunningException, InvalidRunStatusException):  # each a BaseException
+            except (RunNotRunningException, InvalidRunStatusException):  # both are no Exception but a BaseException
                 log.info("a message of a run that has ended is left alone")
-            except Exception:  # a message that cannot be had or answered must not end the site
+            except Exception:  # a message that cannot be fetched or answered must not end the site
                 log.exception("a message could not be answered")
 
 
 def _answer(site: RemoteSite, received: Any, pull: Any, confirm: Any, send: Any, push: Any) -> None:
-    """Fetch the content of a message, let the site answer it, and bring the answer back."""
+    """Fetch the content of a message, let the site answer it, and send the answer back."""
     envelope, tree = received
     run = envelope.metadata.run_id
     message = pull_and_inflate_object_from_tree(
@@ -117,7 +120,7 @@ def _answer(site: RemoteSite, received: Any, pull: Any, confirm: Any, send: Any,
 
 
 def _check_server(superlink: str, ca: Path) -> None:
-    """Refuse a server that the federation's authority has not signed for; one that is not there yet is waited for."""
+    """Refuse a server without a certificate of the federation's authority; one that is not there yet is no error."""
     host, _, port = superlink.rpartition(":")
     if not host or not port.isdecimal():
         raise SettingsError(f"superlink={superlink}: write host:port, e.g. federation.example.org:8000")
@@ -136,8 +139,8 @@ def _check_server(superlink: str, ca: Path) -> None:
 def _await_admission(superlink: str, ca: Path, key: ec.EllipticCurvePrivateKey) -> None:
     """Wait until the server lets this node in.
 
-    It does not as long as it takes the node for connected, which after a crash lasts until a heartbeat is missed.
-    Flower's connection would end the process at the first refusal.
+    After a crash the server takes the node for connected, and refuses it, until a heartbeat is missed: up to a minute.
+    Flower's own connection would end the process at the first refusal.
     """
     public = public_key_to_bytes(key.public_key())
     request = ActivateNodeRequest(public_key=public, heartbeat_interval=HEARTBEAT_DEFAULT_INTERVAL)

@@ -1,7 +1,8 @@
-"""A real site: one client with its own data and its own installation.
+"""A real site as it answers the server: one client with its own data and its own installation.
 
-A server can ask for programs by name, and for nothing else. What runs is what this installation has registered and what
-the site's settings allow; net, data and label set are the site's. Whatever a message asks beyond that is refused.
+A server can say `hello`, ask for the `keys` of a round, and `call` a program by its name. What runs is what this
+installation has registered and the site's settings allow; net, data and label set are the site's own. Whatever else a
+message asks is refused.
 """
 
 import logging
@@ -32,7 +33,7 @@ from coterie.server.federation import Call
 log = logging.getLogger("coterie")
 
 PROTOCOL = 1
-"""The version of messages between server and sites."""
+"""The version of the messages between server and sites."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,19 @@ class Rules:
     """What a site decides for itself, besides its data and its net."""
 
     name: str
+    """What the site is called."""
     labels: tuple[str, ...]
+    """The label set of its data."""
     state: Path
     """Folder for what the client keeps between rounds."""
     allow: tuple[str, ...]
     """Programs that the server may ask for, with `*` as a wildcard."""
     shift: tuple[float, ...] = ()
+    """What is subtracted from inputs, per channel, if the settings say it."""
     scale: tuple[float, ...] = ()
+    """What inputs are divided by then, per channel, if the settings say it."""
     precision: str | None = "float32"
-    """What the net computes in; nothing leaves torch's settings alone."""
+    """What the net computes in; with None torch's settings are left alone."""
     identity: Path | None = None
     """This site's private identity for letters."""
     peers: Path | None = None
@@ -56,15 +61,16 @@ class Rules:
 
 
 class RemoteSite:
-    """One client that answers a server's messages."""
+    """Answers a server's messages for the one client of a host."""
 
-    def __init__(self, rules: Rules, site: Host) -> None:
-        methods.load()  # a server may ask for the programs of any of them
-        self._rules, self._site, self._net = rules, site, site.net
-        self._nets = {site.net.name: site.net}
+    def __init__(self, rules: Rules, host: Host) -> None:
+        methods.load()  # a server may ask for programs of any method
+        self._rules, self._host, self._net = rules, host, host.net
+        self._nets = {host.net.name: host.net}
 
     @cached_property
     def _seals(self) -> Seals:
+        """What seals this site's letters and opens those of others."""
         rules = self._rules
         if rules.identity is None or rules.peers is None:
             raise CoterieError("this site has no identity for letters: set identity and peers in its settings")
@@ -72,7 +78,7 @@ class RemoteSite:
         return Seals(rules.name, identity, peers, rules.state / "letters")
 
     def answer(self, request: Mapping[str, bytes]) -> bytes:
-        """What this site answers to a message. It refuses rather than fails, and says why in its own log too."""
+        """The answer to a message. A wrong one never ends the site: it refuses, and logs the reason."""
         try:
             asked = codec.load(request["request"], self._nets)
             if not isinstance(asked, dict) or asked.get("format") != PROTOCOL:
@@ -92,30 +98,28 @@ class RemoteSite:
             return codec.dump({"refused": reason})
 
     def _hello(self, asked: Mapping[str, Any], shared: Any) -> dict[str, Any]:
-        """Who this is. Nothing else is said before a program is run."""
+        """Who this site is, and what must fit the task: all that a server learns before it calls a program."""
         return {
             "name": self._rules.name,
-            "samples": self._site.samples,
+            "samples": self._host.samples,
             "labels": list(self._rules.labels),
             "net": self._net.name,
             "shape": list(self._net.shape),
             "parameters": self._net.parameters.total,
             "dtype": str(self._net.dtype),
-            "shift": self._scaling("shift"),
-            "scale": self._scaling("scale"),
+            # Only what the settings say: a site's own mean and deviation are nobody's business.
+            "shift": list(self._rules.shift) or None,
+            "scale": list(self._rules.scale) or None,
         }
 
-    def _scaling(self, name: str) -> list[float] | None:
-        """The scaling that the settings fix; a site's own mean and deviation are nobody's business."""
-        return list(getattr(self._rules, name)) or None
-
     def _keys(self, asked: Mapping[str, Any], shared: Any) -> dict[str, Any]:
-        """This site's signed key for letters of a round."""
+        """This site's signed key, with which letters to it are sealed in a round."""
         return {"announcement": self._seals.announce(_text(asked["run"]), _whole(asked["round"]))}
 
     def _call(self, asked: Mapping[str, Any], shared: Any) -> dict[str, Any]:
+        """Run a program: its outputs, whether the client keeps anything new, sealed letters, and how many samples."""
         program = self._allowed(_text(asked["program"]))
-        run, at = _text(asked["run"]), _round(asked["at"])
+        run, at = _text(asked["run"]), _context(asked["at"])
         if at.scoring != program.scoring:
             raise CoterieError(f"program {program.name}: test data is for scoring programs, and only for them")
         versions = Versions(self._rules.state / "memory", run)
@@ -126,23 +130,24 @@ class RemoteSite:
         _check_inputs(program, each, _values(shared), settings)
         call = Call(program, np.array([0]), each, _values(shared), settings, at, letters)
         precision = self._rules.precision
-        with nullcontext() if precision is None else applied(precision, self._site.device):
-            outputs, kept, written = run_chunk(call, memory, self._site)
+        with nullcontext() if precision is None else applied(precision, self._net.device):
+            outputs, kept, written = run_chunk(call, memory, self._host)
         sealed = self._sealed(written, asked["announcements"], run, at)
         if kept:
             memory.update(torch.tensor([0]), {name: value.to("cpu") for name, value in kept.items()})
             version = (at.number, at.phase)
             versions.write(version, memory)
             versions.keep_only([base, builds_on, version])
-        return {"outputs": dict(outputs), "kept": bool(kept), "letters": sealed, "samples": self._site.samples}
+        return {"outputs": dict(outputs), "kept": bool(kept), "letters": sealed, "samples": self._host.samples}
 
     def _allowed(self, name: str) -> Program:
+        """The program of this name, if this site's settings allow it."""
         if not any(fnmatchcase(name, pattern) for pattern in self._rules.allow):
             raise CoterieError(f"program {name} is not allowed by this site's settings")
         return program_named(name)
 
     def _opened(self, letters: Sequence[Any], run: str, at: CallContext) -> list[Letter]:
-        """The letters that can be trusted; one that cannot costs itself, not the call."""
+        """The letters that can be read and trusted. Others are left out, and the call goes on without them."""
         opened: list[Letter] = []
         if not letters:
             return opened
@@ -158,9 +163,9 @@ class RemoteSite:
         return opened
 
     def _sealed(self, letters: Sequence[Letter], announcements: Any, run: str, at: CallContext) -> list[Letter]:
-        """The letters as they may leave this site, each readable by its receiver alone.
+        """The letters as they leave this site: each can be read by its receiver alone.
 
-        To a receiver whose key of this round is not known, or not its own, nothing is written.
+        A letter is left out if its receiver's key of this round is not known, or is not the receiver's own.
         """
         sealed = []
         for letter in letters:
@@ -196,7 +201,7 @@ def _whole(value: Any) -> int:
     return value
 
 
-def _round(value: Any) -> CallContext:
+def _context(value: Any) -> CallContext:
     kinds = {item.name: type(item.default) for item in fields(CallContext)}
     if not isinstance(value, dict) or any(type(value.get(name)) is not kind for name, kind in kinds.items()):
         raise CoterieError("a message that does not say where in a run it is")

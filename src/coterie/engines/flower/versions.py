@@ -1,8 +1,8 @@
-"""What a site's client keeps, on disk: a version for every call that changed it.
+"""What a site's client keeps, on disk: one version for every call that changed it.
 
-Each message names the version that it builds on. A round that is lost or rejected is never built on, so it leaves no
-trace; and because the version before the round stays until the round is settled, a server that lost its own last round
-can go back with its sites.
+Each message from the server names the version that it builds on. No message ever builds on a round that was lost or
+rejected, so that leaves no trace. The version before a round is kept until the round counts: a server that has lost its
+own last round can go back to it, and its sites with it.
 """
 
 import re
@@ -19,14 +19,14 @@ Version = tuple[int, int]
 """A round and the number of the call within it."""
 
 _RUNS = 10
-"""Runs whose memories a site keeps; those that were written to least recently go first."""
+"""Of how many runs a site keeps versions. If there are more, those that were written to least recently are deleted."""
 
 
 class Versions:
-    """The versions of one client's memory in one run."""
+    """The versions of what one client keeps in one run."""
 
     def __init__(self, folder: Path, run: str) -> None:
-        # The name comes from the server and becomes a path.
+        # The run's name comes from the server, and becomes part of a path.
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", run):
             raise CoterieError(f"run {run!r}: letters, digits, dashes and underscores")
         self._parent, self._folder = folder, folder / run
@@ -35,7 +35,7 @@ class Versions:
         return self._folder / f"{version[0]:08d}-{version[1]:04d}.safetensors"
 
     def read(self, version: Version | None, nets: Mapping[str, Net]) -> Memory:
-        """What the client remembers in a version; nothing before the first."""
+        """What the client keeps in a version: nothing if there is no version yet."""
         memory = Memory(1)
         if version is None:
             return memory
@@ -46,14 +46,14 @@ class Versions:
         return memory
 
     def write(self, version: Version, memory: Memory) -> None:
-        """Store a version, whole or not at all."""
+        """Store what the client keeps as a version, whole or not at all."""
         if not self._folder.is_dir():
             self._folder.mkdir(parents=True, mode=0o700)
             self._forget_old_runs()
         codec.write(self._path(version), {name: [memory.values[name], memory.known[name]] for name in memory})
 
     def keep_only(self, versions: Iterable[Version | None]) -> None:
-        """Remove every version but these."""
+        """Delete all versions but these."""
         needed = {self._path(version) for version in versions if version is not None}
         for path in self._folder.glob("*.safetensors"):
             if path not in needed:

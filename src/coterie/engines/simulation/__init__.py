@@ -1,4 +1,4 @@
-"""The simulation engine."""
+"""The engine for simulated clients: all of them on this machine."""
 
 from coterie.engines.simulation.engine import Computing, Simulation
 

@@ -1,9 +1,9 @@
-"""Processes that answer questions, a line each: forked from this one where that is safe, else fresh interpreters.
+"""Processes that answer questions, one line each way: forks of this process where that is safe, or fresh interpreters.
 
-A fork is there at once and shares what this process has loaded; a fresh interpreter imports torch for more than a
-second. A fork has only the thread that forked: what another one was about to do, or held a lock for, it never gets. So
-nothing is forked while other Python threads run, nor once CUDA is in use. The idle threads of OpenMP and OpenBLAS may
-be there, since a worker computes with one thread.
+A fork is there at once and shares the memory of what this process has imported; a fresh interpreter imports torch for
+more than a second. But of all threads a fork has only the one that forked, and a lock that another thread held stays
+locked in it for ever. So nothing is forked while other Python threads run, nor once CUDA is in use. The idle threads of
+OpenMP and OpenBLAS do no harm, since a worker computes with one thread.
 """
 
 import contextlib
@@ -21,48 +21,50 @@ from typing import IO, NoReturn
 import torch
 
 Life = Callable[[str, IO[str], IO[str]], None]
-"""What a process does: called with a word, where questions come from and where answers go; a function of a module."""
+"""What a process does from beginning to end. It must be a function of a module. It is called with a word from whoever
+starts the process, and with the files from which it reads questions and to which it writes answers."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Numbers by which glibc's `mallopt` knows two of its settings."""
 
 
 class WorkerProcess:
-    """A process that is asked and answers."""
+    """A process as whoever asks it sees it."""
 
     def __init__(self, pid: int, questions: IO[str], answers: IO[str], wait: Callable[[], int]) -> None:
         self.pid = pid
         self._questions, self._answers, self._wait = questions, answers, wait
         self.code: int | None = None
-        """What it ended with, negative for a signal, once it has been waited for."""
+        """The process's exit code, negative if a signal ended it; None until `wait` has seen the end."""
 
     def ask(self, question: str) -> None:
-        """Write a line to it."""
+        """Send the process a line."""
         self._questions.write(question + "\n")
         self._questions.flush()
 
     def answer(self) -> str:
-        """The line that it writes, empty if it has ended."""
+        """The next line from the process, or an empty text if it has ended."""
         return self._answers.readline()
 
     def close(self) -> None:
-        """Let it know that nothing more will be asked."""
+        """Let the process know that nothing more will be asked."""
         for end in (self._questions, self._answers):
             with contextlib.suppress(OSError):
                 end.close()
 
     def kill(self) -> None:
-        """End it now."""
+        """End the process at once."""
         os.kill(self.pid, signal.SIGKILL)
 
     def wait(self) -> int:
-        """What it ends with."""
+        """Wait until the process has ended, and return its exit code."""
         if self.code is None:
             self.code = self._wait()
         return self.code
 
 
 def start(life: Life, word: str) -> WorkerProcess:
-    """A new process that lives this life."""
+    """Start a process that runs `life` with this word."""
     return _forked(life, word) if _can_fork() else _fresh(life, word)
 
 
@@ -72,10 +74,10 @@ def _can_fork() -> bool:
 
 def _forked(life: Life, word: str) -> WorkerProcess:
     (asked, asks), (answered, answers) = os.pipe(), os.pipe()
-    sys.stdout.flush()  # or both would write what waits there
+    sys.stdout.flush()  # or both processes would write what is still in its buffer
     sys.stderr.flush()
     with warnings.catch_warnings():
-        # Newer Pythons warn of any other thread; those that are left here are known (see above).
+        # Newer Pythons warn of any other thread. Only harmless ones are left here: see the docstring of the module.
         warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if not pid:
@@ -90,11 +92,11 @@ def _forked(life: Life, word: str) -> WorkerProcess:
 
 
 def _live(life: Life, word: str, questions: IO[str], answers: IO[str]) -> NoReturn:
-    """Live in a fork, without the handlers of the parent, and leave without what the parent does at its end."""
+    """Run a life in a fork: without the parent's handler for SIGTERM, and without what the parent does at its exit."""
     code = 1
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        gc.freeze()  # a collection would touch, and so copy, all pages that are shared with the parent
+        gc.freeze()  # collecting garbage would write to, and so copy, all memory that is shared with the parent
         _prepare()
         life(word, questions, answers)
         code = 0
@@ -119,7 +121,7 @@ def _fresh(life: Life, word: str) -> WorkerProcess:
 
 
 def live_fresh() -> None:
-    """Live in a fresh interpreter, whose arguments say how."""
+    """Run a life in a fresh interpreter. Its arguments are the life's module, its name and the word."""
     module, name, word = sys.argv[1:]
     answers = os.fdopen(os.dup(1), "w")
     _prepare()
@@ -128,9 +130,10 @@ def live_fresh() -> None:
 
 
 def _prepare() -> None:
-    """Keep prints from between the answers, and have glibc keep memory that is freed.
+    """Send what the process prints to stderr, away from its answers, and have glibc keep memory that is freed.
 
-    It would give it back to the system after every step, to fetch it again in the next one: a thousand page faults.
+    Otherwise glibc returns memory to the system after every step and fetches it again in the next one: with a small CNN
+    that is a thousand page faults a step, a quarter of the time.
     """
     os.dup2(2, 1)
     sys.stdout = sys.stderr

@@ -1,10 +1,14 @@
 """Several runs at once: what they train and what they ask of models at the same time is computed together.
 
-Every run goes on in a thread of its own, as ordinary code that knows nothing of the others, and only one thread is ever
-at work. A run that wants to compute waits until all others want to, or have ended; then what fits together is computed
-together, and trainings that have no step in common side by side. Answers come first: trainings wait until every run
-wants to train, so that runs that ask more than others do not train alone. On a GPU five small runs so take little
-longer than one. The outcome of a run is what it is alone, but for the rounding of sums.
+Every run goes on in a thread of its own, as ordinary code that knows nothing of the others, and only one thread is at
+work at a time. A run that wants to train, or to ask models about samples, hands the turn on. When no run can go on,
+what they want is computed. Trainings that share pool, net, objective and kinds of terms become one bundle, up to what
+memory holds, and questions to models of one net become one batch. Trainings of different kinds go on side by side: one
+with few clients would leave most of a GPU idle. Questions are answered first, and trainings wait until every run wants
+to train, so that a run which asks more than others still trains with them.
+
+On a GPU five small runs so take little longer than one. The outcome of a run is what it is alone, but for the rounding
+of sums. Strict runs share no stacks with others, and so give the same to the last bit.
 """
 
 import logging
@@ -36,26 +40,27 @@ T = TypeVar("T")
 
 @dataclass(eq=False)
 class _Request(ABC):
-    """What one run wants computed."""
+    """What one run wants computed, and what came of it."""
 
     trains: ClassVar[bool] = False
+    """Whether it is a training; otherwise it is a question to models."""
 
     result: Any = None
     error: Exception | None = None
     settings: Callable[[], AbstractContextManager[None]] = field(default_factory=torch_flags.current)
-    """Torch's settings in the program that asks."""
+    """Applies torch's settings of the program that asks."""
 
     @abstractmethod
     def kind(self) -> Hashable:
-        """What must be the same for requests to be computed together."""
+        """A key; requests with the same key can be computed together, as one group."""
 
     @abstractmethod
     def count(self) -> int:
-        """How many models there are."""
+        """How many models are to be trained or asked."""
 
     @abstractmethod
     def answer(self, inner: Form, group: Sequence[Any]) -> Sequence[Any]:
-        """The results of a group of requests of this kind."""
+        """The results of a group of requests of this kind, one for each."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -95,7 +100,7 @@ class _Training(_Request):
 
     @staticmethod
     def _joined(group: Sequence["_Training"]) -> TrainingJob:
-        """The works of a group as one."""
+        """The jobs of a group as one."""
         jobs = [request.job for request in group]
         weights = [job.sample_weights for job in jobs if job.sample_weights is not None]
         most = max((weight.shape[1] for weight in weights), default=0)
@@ -110,7 +115,7 @@ class _Training(_Request):
 
 @dataclass(eq=False, kw_only=True)
 class _Evaluating(_Request):
-    """Models to ask about samples."""
+    """Models that are asked how they do on samples."""
 
     job: EvaluationJob
 
@@ -129,14 +134,14 @@ class _Evaluating(_Request):
         else:
             places = [own for one in asked for own in one.places]
         found = inner.evaluate(EvaluationJob(self.job.pool, Models.cat([one.models for one in asked]), places))
-        # Behind the last sample of a run's longest question there is what only others have asked.
+        # The rows are as long as the longest question of all runs: each run gets them as long as its own longest one.
         parts = _split(group, found.transpose(0, 1))
         return [part.transpose(0, 1)[..., : one.longest] for one, (part,) in zip(asked, parts, strict=True)]
 
 
 @dataclass(eq=False, kw_only=True)
 class _Predicting(_Request):
-    """Models to run on inputs."""
+    """Models that are run on inputs."""
 
     models: Models
     x: Tensor
@@ -156,39 +161,39 @@ class _Predicting(_Request):
 
 
 def _split(group: Sequence[_Request], *tensors: Tensor) -> list[tuple[Tensor, ...]]:
-    """The part of each request in tensors with a row for each of all models."""
+    """For each request its rows of tensors that have a row for each model of the whole group."""
     counts = [request.count() for request in group]
     return list(zip(*(tensor.split(counts) for tensor in tensors), strict=True))
 
 
 class _Stopped(BaseException):
-    """Ends a run because another has failed or the user has stopped all."""
+    """Ends a run because another one has failed, or because the user has stopped all."""
 
 
 class Scheduler:
-    """Runs that go on in turns and compute together."""
+    """Lets runs go on in turns, and computes together what they want computed at the same time."""
 
     def __init__(self, fits: Callable[[int], int] = lambda rows: sys.maxsize) -> None:
-        """A meeting in which as many tracks with batches of some rows are trained together as `fits` says."""
+        """A scheduler; `fits` says how many tracks fit into memory together if their batches have this many rows."""
         self._fits, self._most = fits, sys.maxsize
         self._stopped = False
         self._turns: list[threading.Semaphore] = []
-        """One for each run, which goes on when it is released. Only the run whose turn it is touches what follows."""
+        """One for each run: releasing it is the run's turn. Only the run whose turn it is touches what stands below."""
         self._ready: deque[int] = deque()
-        """Runs that can go on."""
+        """The runs that can go on, by their numbers."""
         self._waiting: dict[int, tuple[Form, _Request]] = {}
-        """Runs that want something computed."""
+        """The runs that want something computed, with the form that would compute it for them alone."""
         self.batches: list[int] = []
-        """How many runs each training served so far."""
+        """For each training so far, how many runs it served."""
         self.answers: list[int] = []
-        """How many runs each batch of evaluations served so far."""
+        """For each batch of questions so far, how many runs it served."""
 
     def form(self, inner: Form, number: int) -> Form:
-        """The form for the run with this number: it meets the others to compute."""
+        """A form for the run with this number, which computes with other runs what `inner` would compute alone."""
         return _ScheduledForm(inner, self, number)
 
     def run(self, tasks: Sequence[Callable[[], T]]) -> list[T]:
-        """What the tasks give; the first error that occurs in one of them stops the others."""
+        """Run each task in a thread of its own: the results of all. The first error in one of them stops the others."""
         results: dict[int, T] = {}
         errors: list[BaseException] = []
 
@@ -214,7 +219,7 @@ class Scheduler:
         try:
             for thread in threads:
                 thread.join()
-        except BaseException:  # the user stops it: every run ends where it would compute next
+        except BaseException:  # the user stops all runs: each ends when it next wants something computed
             self._stopped = True
             for thread in threads:
                 thread.join()
@@ -224,7 +229,7 @@ class Scheduler:
         return [results[number] for number in range(len(tasks))]
 
     def ask(self, number: int, inner: Form, request: _Request) -> Any:
-        """Wait for the others, and compute with them. Called in a run's thread, whose turn it is."""
+        """Hand the turn on until this request is computed. Called in the thread of the run whose turn it is."""
         self._waiting[number] = (inner, request)
         with torch_flags.lifted():
             self._pass_on()
@@ -236,7 +241,7 @@ class Scheduler:
         return request.result
 
     def _pass_on(self) -> None:
-        """Give the turn to the next run that can go on. If there is none, compute what they wait for."""
+        """Give the turn to the next run that can go on. If there is none, first compute what the runs wait for."""
         if self._stopped:
             self._ready.extend(self._waiting)
             self._waiting.clear()
@@ -246,14 +251,15 @@ class Scheduler:
             self._turns[self._ready.popleft()].release()
 
     def _compute(self) -> None:
+        """Compute what runs wait for: all questions if there are any, otherwise all trainings."""
         asking = [number for number, (_, request) in self._waiting.items() if not request.trains]
-        # In the order of the runs, so that nothing depends on which thread came first.
+        # In the order of the runs: nothing may depend on which thread was faster.
         numbers = sorted(asking or self._waiting)
         taken = [self._waiting.pop(number) for number in numbers]
         groups: dict[Hashable, list[Any]] = {}
         try:
             for number, (inner, request) in zip(numbers, taken, strict=True):
-                # Where a model stands among others may decide its last bits: of strict runs each has its own stacks.
+                # A model's place in a stack may decide its last bits on a GPU: strict runs share none with others.
                 groups.setdefault((number if inner.strict else None, request.kind()), []).append(request)
             if asking:
                 for group in groups.values():
@@ -265,7 +271,7 @@ class Scheduler:
             self._ready.extend(numbers)
 
     def _fitting(self, groups: Iterable[Sequence[_Training]]) -> list[list[list[_Training]]]:
-        """Trainings, in groups of a kind, as sets of groups that fit into memory side by side."""
+        """Sets of groups that fit into memory side by side, from all groups; a group may be cut into several sets."""
         sets: list[list[list[_Training]]] = [[]]
         tracks, most = 0, sys.maxsize
         for group in groups:
@@ -277,11 +283,11 @@ class Scheduler:
                     sets.append([[]])
                     tracks, most = request.count(), fitting
                 sets[-1][-1].append(request)
-        # A set that was full when a kind began has an empty group at its end.
+        # A set that was full when the next group began has an empty group at its end.
         return [[group for group in some if group] for some in sets if any(some)]
 
     def _train(self, inner: Form, groups: Sequence[list[_Training]]) -> None:
-        """Train groups side by side. If that fails they are trained one after another, which shows who is to blame."""
+        """Train groups side by side. If that fails, train one after another: then only a run that is to blame fails."""
         if len(groups) > 1:
             try:
                 with groups[0][0].settings():
@@ -298,6 +304,7 @@ class Scheduler:
             self._answer(inner, group)
 
     def _answer(self, inner: Form, group: Sequence[_Request]) -> None:
+        """Compute a group together. If that fails, compute it in halves."""
         try:
             with group[0].settings():
                 self._serve(group, group[0].answer(inner, group))
@@ -309,26 +316,27 @@ class Scheduler:
         except Exception as error:
             group[0].error = error if len(group) == 1 else None
         if len(group) > 1:
-            # In halves, so that in the end only the run that is to blame fails; or all fit into memory. Here, not
-            # inside: the traceback of the error holds on to what the failed attempt has taken.
+            # In halves: in the end all fit into memory, or only the run fails that is to blame. Not inside of
+            # `except`: there the error's traceback still holds the tensors of the failed attempt.
             self._clear(inner)
             for half in (group[: len(group) // 2], group[len(group) // 2 :]):
                 self._answer(inner, half)
 
     def _serve(self, group: Sequence[_Request], results: Sequence[Any]) -> None:
+        """Hand each request of a group its result."""
         (self.batches if group[0].trains else self.answers).append(len(group))
         for request, result in zip(group, results, strict=True):
             request.result = result
 
     def _clear(self, inner: Form) -> None:
-        """Give back what a failed attempt holds."""
+        """Give back the memory that a failed attempt holds."""
         inner.forget()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
 class _ScheduledForm(Form):
-    """A form that computes together with other runs."""
+    """A form that computes what it is asked together with what other runs ask."""
 
     def __init__(self, inner: Form, scheduler: Scheduler, number: int) -> None:
         super().__init__(inner.half, strict=inner.strict)
@@ -336,11 +344,11 @@ class _ScheduledForm(Form):
         self.name, self.about, self.together, self.stacked = inner.name, inner.about, inner.together, inner.stacked
 
     def train(self, job: TrainingJob) -> tuple[Models, Tensor]:
-        """Train when all runs want to."""
+        """Train as soon as all other runs want to train too, or have ended."""
         return self._scheduler.ask(self._number, self._inner, _Training(job=job))
 
     def outputs(self, models: Models, x: Tensor, shared: bool) -> Tensor:
-        """Run the models when all others are waiting too."""
+        """Run the models as soon as all other runs wait for something too."""
         if shared:
             return self._outputs(models, x, shared)
         return self._scheduler.ask(self._number, self._inner, _Predicting(models=models, x=x))
@@ -349,9 +357,9 @@ class _ScheduledForm(Form):
         return self._inner.outputs(models, x, shared)
 
     def evaluate(self, job: EvaluationJob) -> Tensor:
-        """Ask the models when all other runs are waiting too."""
+        """Ask the models as soon as all other runs wait for something too."""
         return self._scheduler.ask(self._number, self._inner, _Evaluating(job=job))
 
     def forget(self) -> None:
-        """Give back memory that is held for the next call."""
+        """Give back the memory that is held for the next call."""
         self._inner.forget()

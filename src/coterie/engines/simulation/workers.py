@@ -1,8 +1,8 @@
 """Worker processes of one thread each, for simulations on a CPU.
 
-A worker imports the modules of the programs it is asked to run, like a real site would; so scripts need no
-`if __name__ == "__main__"`, and nothing is pickled. Calls and results are files in shared memory, one line on a pipe
-says where. The samples are mapped, not copied.
+A worker imports a program's module by its name, as a real site would: so nothing is pickled, and users' scripts need no
+`if __name__ == "__main__"`. Calls and results are files in shared memory, in the encoding of `coterie.nets.codec`; a
+line on a pipe says which file. The samples are mapped into every worker, not copied.
 """
 
 import contextlib
@@ -39,15 +39,16 @@ record(CallContext)
 
 
 class Workers:
-    """A pool of worker processes that share one population."""
+    """Worker processes that have the same clients."""
 
-    def __init__(self, count: int, site: ClientHost) -> None:
-        self.count, self._net = count, site.net
-        self._names = [shard.name for shard in site.shards]
-        pool, net = site.pool, site.net
+    def __init__(self, count: int, host: ClientHost) -> None:
+        """This many workers, which compute with the data, the net and the form of a host."""
+        self.count, self._net = count, host.net
+        self._names = [shard.name for shard in host.shards]
+        pool, net = host.pool, host.net
         shared_memory = Path("/dev/shm")
         self._folder = Path(tempfile.mkdtemp(prefix="coterie-", dir=shared_memory if shared_memory.is_dir() else None))
-        # Started first: they may have to import torch while the samples are put down.
+        # Started before the samples are written: meanwhile they import torch, if they have to.
         self._processes = [start(serve, str(self._folder)) for _ in range(count)]
         tensors = {"x": pool.x, "y": pool.y, "factor": pool.factor, "offset": pool.offset}
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, self._folder / "pool")
@@ -56,25 +57,24 @@ class Workers:
             "shape": net.shape,
             "classes": net.classes,
             "double": net.dtype == torch.float64,
-            "form": site.form.name,
-            "half": site.form.half,
+            "form": host.form.name,
+            "half": host.form.half,
             "augment": pool.augment,
-            "shards": [[shard.name, shard.train, shard.validation, shard.test] for shard in site.shards],
-            "common": site.common,
+            "shards": [[shard.name, shard.train, shard.validation, shard.test] for shard in host.shards],
+            "common": host.common,
             "path": sys.path,
         }
         codec.write(self._folder / "setup", setup)
         for process in self._processes:
-            with contextlib.suppress(BrokenPipeError):  # one that has ended is noticed when it is asked
+            with contextlib.suppress(BrokenPipeError):  # that a worker has ended is noticed when it is asked something
                 process.ask("")
         self._numbers = 0
-        self._choosing = threading.Lock()
         self._had: dict[int, int] = {}
-        """Which worker had a client last, by its position."""
+        """The process number of the worker that computed a client last, by the client's position."""
 
     @staticmethod
     def can_run(call: Call) -> bool:
-        """Whether a worker can find the program and read its settings."""
+        """Whether a worker could import the program's module and read the settings of the call."""
         module = sys.modules.get(call.program.function.__module__)
         if module is None or module.__name__ == "__main__" or module.__spec__ is None:
             return False
@@ -84,19 +84,30 @@ class Workers:
         return False
 
     def run(self, calls: Sequence[Call], memories: Sequence[Memory]) -> list[Result]:
-        """The results of calls, in their order; each worker takes the next one when it is done.
+        """The results of calls, in their order. A worker that is done with one call takes the next.
 
-        It takes one of a client that it had before if there is any: it may know something about it.
+        It prefers a client that it had before, because it remembers how models did on that client's data.
         """
         self._numbers += 1
         shared = self._folder / f"shared-{self._numbers}"
         codec.write(shared, dict(calls[0].shared))
         waiting = list(range(len(calls)))
         results: list[Result | Exception | None] = [None] * len(calls)
-        work = (waiting, calls, memories, shared, results)
-        threads = [
-            threading.Thread(target=self._attend, args=(process, *work), daemon=True) for process in self._processes
-        ]
+        choosing = threading.Lock()
+
+        def attend(process: WorkerProcess) -> None:
+            """Hand one worker call after call, until none is left or one has failed."""
+            while not any(isinstance(result, Exception) for result in results):
+                with choosing:
+                    if not waiting:
+                        return
+                    number = take(waiting, [int(call.clients[0]) for call in calls], self._had, process.pid)
+                try:
+                    results[number] = self._ask(process, calls[number], memories[number], shared)
+                except Exception as error:
+                    results[number] = error
+
+        threads = [threading.Thread(target=attend, args=(process,), daemon=True) for process in self._processes]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -107,27 +118,8 @@ class Workers:
                 raise result
         return results  # type: ignore[return-value]
 
-    def _attend(
-        self,
-        process: WorkerProcess,
-        waiting: list[int],
-        calls: Sequence[Call],
-        memories: Sequence[Memory],
-        shared: Path,
-        results: list[Result | Exception | None],
-    ) -> None:
-        """Keep one worker busy until nothing waits or a call has failed."""
-        while not any(isinstance(result, Exception) for result in results):
-            with self._choosing:
-                if not waiting:
-                    return
-                number = take(waiting, [int(call.clients[0]) for call in calls], self._had, process.pid)
-            try:
-                results[number] = self._ask(process, calls[number], memories[number], shared)
-            except Exception as error:
-                results[number] = error
-
     def _ask(self, process: WorkerProcess, call: Call, memory: Memory, shared: Path) -> Result:
+        """Let a worker run a call, and read what it gives."""
         path = self._folder / f"call-{process.pid}"
         codec.write(path, self._content(call, memory))
         try:
@@ -146,6 +138,7 @@ class Workers:
         return outputs, kept, letters
 
     def _content(self, call: Call, memory: Memory) -> dict[str, Any]:
+        """A call and what its clients keep, as the file for a worker has it; `shared` inputs are in another file."""
         names = [self._names[client] for client in call.clients]
         return {
             "program": call.program.name,
@@ -171,7 +164,10 @@ class Workers:
 
 
 def take(waiting: list[int], clients: Sequence[int], had: dict[int, int], worker: int) -> int:
-    """Take the first waiting call of a client that this worker had before, or else the first, and note who has it."""
+    """Take from the waiting calls the first whose client this worker had before, or else the first of all.
+
+    `clients` has the client of each call, `had` the worker that had each client last; it is brought up to date.
+    """
     number = next((number for number in waiting if had.get(clients[number]) == worker), waiting[0])
     waiting.remove(number)
     had[clients[number]] = worker
@@ -179,32 +175,32 @@ def take(waiting: list[int], clients: Sequence[int], had: dict[int, int], worker
 
 
 def serve(place: str, questions: IO[str], answers: IO[str]) -> None:
-    """The life of a worker: answer calls until nobody can ask any more, then clean up."""
-    # Ctrl-C reaches the whole group of processes: the parent decides what happens then.
+    """What a worker does: it answers calls until nobody can ask any more, and then cleans up."""
+    # Ctrl-C reaches the parent and its workers. The parent decides what happens then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)
     folder = Path(place)
-    if not questions.readline():  # the parent was killed before it had put everything down
+    if not questions.readline():  # the parent was killed before it had written everything
         shutil.rmtree(folder, ignore_errors=True)
         return
-    site = _site(folder)
+    host = _host(folder)
     for line in questions:
         module, path, shared = json.loads(line)
         try:
             importlib.import_module(module)  # registers the program, and the records in its settings
-            codec.write(Path(path), _answer(site, Path(path), Path(shared)))
+            codec.write(Path(path), _answer(host, Path(path), Path(shared)))
             answer = {}
         except Exception as error:
             answer = {"error": str(error)}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
-    # The parent removes the folder when it ends in order; if it was killed, the last worker does.
+    # The parent removes the folder when it ends in order. If it was killed, the workers do.
     time.sleep(0.1)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _site(folder: Path) -> ClientHost:
-    """The clients and how to compute, as the parent has put them down."""
+def _host(folder: Path) -> ClientHost:
+    """The clients and how to compute them, as the parent has written it down."""
     setup = codec.read(folder / "setup", {})
     sys.path[:] = setup["path"]
     with safe_open(folder / "pool", "pt") as file:
@@ -216,9 +212,9 @@ def _site(folder: Path) -> ClientHost:
     return ClientHost(net, pool, shards, setup["common"], form_named(setup["form"], setup["half"]))
 
 
-def _answer(site: ClientHost, path: Path, shared: Path) -> list[Any]:
-    """What a call gives: outputs and what clients keep."""
-    nets = {site.net.name: site.net}
+def _answer(host: ClientHost, path: Path, shared: Path) -> list[Any]:
+    """Run the call in a file, with the shared inputs in another: outputs, what clients keep, letters."""
+    nets = {host.net.name: host.net}
     content = codec.read(path, nets)
     memory = Memory(len(content["clients"]))
     for name, (value, known) in content["memory"].items():
@@ -232,4 +228,4 @@ def _answer(site: ClientHost, path: Path, shared: Path) -> list[Any]:
         content["at"],
         Letters(content["letters"]),
     )
-    return list(run_chunk(call, memory, site))
+    return list(run_chunk(call, memory, host))
