@@ -180,10 +180,10 @@ class Seals:
         self._peers = {site: _public_key(site, public) for site, public in {**peers, name: identity.public}.items()}
 
     def announce(self, run: str, round: int) -> bytes:  # noqa: A002
-        """This site's signed public key for a round, for all who write to it or hear from it.
+        """This site's signed public key for a round, which every site needs that writes to it or hears from it.
 
-        The same for every call in the same run and round. Any other round of the run, later or earlier, gets a fresh
-        key, and the one before is deleted, so that nothing sealed with it can be opened any more.
+        It is the same for every call in the same run and round. Any other round of the run, later or earlier, gets a
+        fresh key, and the one before is deleted, so that nothing sealed with it can be opened any more.
         """
         with self._store() as store:
             found = _key_of(store, run)
@@ -282,11 +282,11 @@ class Seals:
 
 
 class Reading:
-    """The letters that one call reads, from `Seals.reading`: make one for each call, and one only.
+    """What one call reads. `Seals.reading` makes it, once for each call.
 
-    A letter is opened once by a reading, and never by a second call. Only a reading with the same run, round and phase,
-    which stands for the same call delivered again because the first try was lost, may open it once more. That a letter
-    was opened is on disk before its content is handed out.
+    A reading opens a letter once, and no later call can open it. Only a reading with the same run, round and phase may
+    open it once more: that is the same call, delivered again because the first try was lost. That a letter was opened
+    is on disk before its content is handed out.
     """
 
     def __init__(self, seals: Seals, at: _At, phase: int) -> None:
@@ -337,6 +337,7 @@ def _key_of(store: sqlite3.Connection, run: str) -> tuple[int, X25519PrivateKey]
 
 
 def _remove(store: sqlite3.Connection, run: str) -> None:
+    """Delete a run's key, and the notes of which letters were opened with it."""
     store.execute("DELETE FROM keys WHERE run = ?", (_encoded(run),))
     store.execute("DELETE FROM opened WHERE run = ?", (_encoded(run),))
 
