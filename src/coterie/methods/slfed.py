@@ -49,6 +49,7 @@ from torch import Tensor
 from coterie.clients import secure_sums
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
+from coterie.clients.secure_sums import Names
 from coterie.clients.synthesis import class_counts, last_refresh
 from coterie.clients.synthesis import synthetic as synthetic_samples
 from coterie.core.arrays import everywhere
@@ -56,7 +57,7 @@ from coterie.core.errors import SettingsError
 from coterie.core.fields import Count, NonNegative, Positive, at_least
 from coterie.core.records import state
 from coterie.moves import mixing, trust
-from coterie.moves.encounters import Names, adopt, choose, combine, judge, respond, share, show_opinions, weigh
+from coterie.moves.encounters import adopt, choose, combine, judge, respond, share, show_opinions, weigh
 from coterie.server import serving
 from coterie.server.federation import Federation, Replies
 from coterie.server.method import Method, method
