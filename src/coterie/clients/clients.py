@@ -262,15 +262,15 @@ class Clients:
             )
         purpose = (self._at.seed, "train", self.round)
         terms = Terms.of(start, pull, anchor, push, trains)
-        if start.net.parameters != self.net.parameters:
-            tracks = self._tracks([(*purpose, name, start.net.name) for name in self.names], local, epochs)
-            return self._train(TrainingJob(self._pool, tracks, start, terms, objective, sample_weights))
-        calls = self._training_call()
-        keys = [(*purpose, name, call) for name, call in zip(self.names, calls.tolist(), strict=True)]
+        own = start.net.parameters == self.net.parameters
+        calls = self._training_call().tolist() if own else [start.net.name] * len(self)
+        keys = [(*purpose, name, call) for name, call in zip(self.names, calls, strict=True)]
         tracks = self._tracks(keys, local, epochs)
         trained = self._train(TrainingJob(self._pool, tracks, start, terms, objective, sample_weights))
+        if not own:
+            return trained
         self._add("_steps", torch.tensor([track.steps for track in tracks]))
-        self._add("_rounds", (calls == 0).long())
+        self._add("_rounds", (torch.tensor(calls) == 0).long())
         if self._at.keep_last:
             self.kept["_last"] = trained.models
         return trained

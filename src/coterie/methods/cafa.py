@@ -37,11 +37,9 @@ from coterie.core.records import state
 from coterie.moves import evidence, grouping, mixing
 from coterie.moves.grouping import Grouping, Silhouette
 from coterie.nets.stacks import Models
-from coterie.server import serving
 from coterie.server.federation import Federation, Replies
 from coterie.server.fitting import Noted
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 
@@ -148,10 +146,6 @@ class CAFA(Method):
         samples = torch.zeros(count, dtype=torch.int64)
         samples[rows] = judges.evaluated.cpu()
         return accuracy, samples
-
-    def serve(self, fed: Federation, state: State) -> Served:
-        """The one model."""
-        return serving.one(state.model, len(fed.names))
 
     def insight(self, fed: Federation, state: State) -> Mapping[str, Any]:
         """The clusters, and the shares of labels that they rest on."""

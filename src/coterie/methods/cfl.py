@@ -34,6 +34,7 @@ from coterie.core.fields import NonNegative, at_least, within
 from coterie.core.records import state
 from coterie.moves import evidence, grouping, mixing
 from coterie.nets.stacks import Changes
+from coterie.server import serving
 from coterie.server.cluster_tree import ClusterTree
 from coterie.server.federation import Federation, Replies
 from coterie.server.method import Method, method
@@ -125,7 +126,7 @@ class CFL(Method):
 
     def serve(self, fed: Federation, state: State) -> Served:
         """The model of the node that each client is at."""
-        return state.serve(fed)
+        return serving.each(state.models, state.grown(fed).place)
 
 
 def _across(similarity: np.ndarray, sides: np.ndarray) -> float:

@@ -24,10 +24,8 @@ from coterie.core.fields import Fraction, NonNegative, within
 from coterie.core.records import state
 from coterie.moves import mixing, server_steps
 from coterie.nets.stacks import Changes, Models
-from coterie.server import serving
 from coterie.server.federation import Federation
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 
@@ -75,10 +73,6 @@ class FedFa(Method):
     def step_rate(self) -> float:
         """eta, said or not."""
         return self.rate if self.server_rate is None else self.server_rate
-
-    def serve(self, fed: Federation, state: State) -> Served:
-        """The one model."""
-        return serving.one(state.model, len(fed.names))
 
 
 @program

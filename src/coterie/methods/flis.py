@@ -35,7 +35,7 @@ from coterie.clients.programs import Outputs, choose, program, train
 from coterie.core.arrays import everywhere
 from coterie.core.fields import within
 from coterie.core.records import state
-from coterie.moves import evidence, grouping, mixing
+from coterie.moves import composing, grouping, mixing
 from coterie.nets.stacks import Models
 from coterie.server import serving
 from coterie.server.federation import Federation
@@ -75,10 +75,7 @@ class FLIS(Method):
 
     def similarity(self, fed: Federation, models: Models) -> np.ndarray:
         """A: how far models agree on the server's samples, [model, model]."""
-        outputs = fed.server.predict(models)
-        return evidence.inference_similarity(
-            outputs.argmax(dim=-1) if self.predictions == "hard" else outputs.softmax(dim=-1)
-        )
+        return composing.by_inference(fed.server.predict(models), self.predictions == "hard").similarity
 
 
 @state

@@ -22,10 +22,8 @@ from coterie.core.fields import Positive
 from coterie.core.records import state
 from coterie.moves import server_steps
 from coterie.nets.stacks import Changes, Models
-from coterie.server import serving
 from coterie.server.federation import Federation, Replies
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 
@@ -77,10 +75,6 @@ class Scaffold(Method):
         model, _ = server_steps.momentum(state.model, replies.average(self.weighting), None, self.server_rate)
         control = server_steps.mean_over_all(state.control, known, replies.control_change, clients)
         return State(model, control, clients)
-
-    def serve(self, fed: Federation, state: State) -> Served:
-        """The one model."""
-        return serving.one(state.model, len(fed.names))
 
 
 @program

@@ -16,7 +16,6 @@ from coterie.core.records import state
 from coterie.moves import evidence
 from coterie.nets.stacks import Changes, Models
 from coterie.server.federation import Federation, Replies
-from coterie.server.serving import Served, each
 
 
 @state
@@ -88,7 +87,3 @@ class ClusterTree:
         models = replies.mixed(counts, otherwise=self.models)
         parting = Changes.cat([self.parting, (models - self.models)[len(self.parting) :]])
         return replace(self, models=models, parting=parting)
-
-    def serve(self, fed: Federation) -> Served:
-        """The model of the node that each client is at."""
-        return each(self.models, self.grown(fed).place)

@@ -124,13 +124,14 @@ class Replies:
     (torch.Size([4, 10]), [251, 252, 251, 252])
     """
 
-    def __init__(self, clients: np.ndarray, outputs: Mapping[str, Value], sizes: Tensor, letters: Letters) -> None:
+    def __init__(self, clients: np.ndarray, outputs: Mapping[str, Value], samples: Tensor, letters: Letters) -> None:
         self.clients = clients
         """Positions of the clients that answered, ascending."""
         self.outputs: dict[str, Any] = dict(outputs)
         self.letters = letters
         """What they have written to each other, to be handed on unopened."""
-        self._sizes = sizes
+        self.samples = samples
+        """Training samples of the clients that answered, [client]."""
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -148,11 +149,6 @@ class Replies:
     def weights(self, weighting: str = "samples") -> Tensor:
         """What the clients weigh in a mean, [client]: in proportion to their samples, or all the same."""
         return mixing.by_samples(self.counts(weighting))[0]
-
-    @property
-    def samples(self) -> Tensor:
-        """Training samples of the clients that answered, [client]."""
-        return self._sizes
 
     def average(self, weighting: str = "samples", of: str = "model", by: Any = None, otherwise: Any = None) -> Any:
         """The mean of an output over the clients, weighted by their samples or uniformly: a single model.

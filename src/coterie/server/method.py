@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 
 from coterie.core.fields import Count, within
 from coterie.core.registry import Registry
+from coterie.server import serving
 from coterie.server.federation import Federation
 from coterie.server.fitting import Result, fit
 from coterie.server.registered import methods as registered
@@ -74,9 +75,12 @@ class Method(LocalTraining, ABC):
     def round(self, fed: Federation, state: Any) -> Any:
         """The state after another round."""
 
-    @abstractmethod
     def serve(self, fed: Federation, state: Any) -> Served:
-        """What each client predicts with."""
+        """The one model.
+
+        It is `state.model`, for all clients; a method whose clients predict with anything else overrides this.
+        """
+        return serving.one(state.model, len(fed.names))
 
     def insight(self, fed: Federation, state: Any) -> Mapping[str, Any]:
         """What figures of the method show of its state after a round, by name: arrays with the client as first axis.
