@@ -16,7 +16,7 @@ What it cannot do: read a letter, alter one, write one in a site's name, or deli
 sender or subject, in another run or round, to a call that is not later in the round than the one that wrote it, to two
 calls, or twice to one. Once both sites have announced another round, letters of this one can no longer be read by
 anybody, not even by who gets hold of the sites' disks: the keys are deleted (from the file; a snapshot of the disk may
-still have them). The key of a run's last round goes with `Seals.forget`, or when four newer runs have come.
+still have them). The key of a run's last round goes when four newer runs have come.
 
 What is not protected: the relay can drop and delay letters. As the server it also decides which calls are made: it can
 have a call repeated and deliver what was written the first time, the second time, or both, so a program that adds
@@ -189,7 +189,8 @@ class Seals:
             found = _key_of(store, run)
             if found is None or found[0] != round:
                 found = (round, X25519PrivateKey.generate())
-                _remove(store, run)
+                store.execute("DELETE FROM keys WHERE run = ?", (_encoded(run),))
+                store.execute("DELETE FROM opened WHERE run = ?", (_encoded(run),))
                 row = (_encoded(run), _counted("round", round), found[1].private_bytes_raw())
                 store.execute("INSERT INTO keys VALUES (?, ?, ?)", row)
                 # The newest have the highest rowid. Letters of runs that go are of no use without their keys.
@@ -334,12 +335,6 @@ def _key_of(store: sqlite3.Connection, run: str) -> tuple[int, X25519PrivateKey]
     """The current round of a run, with its key."""
     row = store.execute("SELECT round, secret FROM keys WHERE run = ?", (_encoded(run),)).fetchone()
     return None if row is None else (row[0], X25519PrivateKey.from_private_bytes(row[1]))
-
-
-def _remove(store: sqlite3.Connection, run: str) -> None:
-    """Delete a run's key, and the notes of which letters were opened with it."""
-    store.execute("DELETE FROM keys WHERE run = ?", (_encoded(run),))
-    store.execute("DELETE FROM opened WHERE run = ?", (_encoded(run),))
 
 
 def _cipher(

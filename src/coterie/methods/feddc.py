@@ -17,7 +17,6 @@ step.
 
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
-from coterie.core.errors import SettingsError
 from coterie.core.records import state
 from coterie.methods.feddyn import FedDyn
 from coterie.methods.feddyn import State as DynamicState
@@ -41,14 +40,10 @@ class FedDC(FedDyn):
 
     sends = "two models each way: the model and a control variate down, the trained model and the variate's change up"
     gives_away = "its trained model, and its mean gradient by the change of its control variate"
+    sgd_only = "control variates are made for sgd"
 
     correction: bool = True
     """Whether clients use control variates; without them it is FedDyn to the last bit."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.optimizer != "sgd":
-            raise SettingsError(f"optimizer={self.optimizer}: control variates are made for sgd")
 
     def begin(self, fed: Federation) -> State:
         """A fresh model, no drift and no correction yet."""

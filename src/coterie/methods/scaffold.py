@@ -17,7 +17,6 @@ from typing import Literal
 
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
-from coterie.core.errors import SettingsError
 from coterie.core.fields import Positive
 from coterie.core.records import state
 from coterie.moves import server_steps
@@ -42,6 +41,7 @@ class Scaffold(Method):
 
     sends = "two models each way: the model and a control variate down, the trained model and the variate's change up"
     gives_away = "its trained model, and its mean gradient by the change of its control variate"
+    sgd_only = "control variates are made for sgd"
 
     clip: float = 10.0
     """Longest gradient of a step (Euclidean norm); 0 does not clip. The paper does not, but a control variate remembers
@@ -52,11 +52,6 @@ class Scaffold(Method):
 
     weighting: Literal["uniform", "samples"] = "uniform"
     """Clients count all the same, as in the paper, or by their number of samples, as in NIID-Bench and PACFL."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.optimizer != "sgd":
-            raise SettingsError(f"optimizer={self.optimizer}: control variates are made for sgd")
 
     def begin(self, fed: Federation) -> State:
         """A fresh model, and no correction: all control variates start at zero."""

@@ -536,12 +536,8 @@ def _check_rows(program: Program, each: Mapping[str, Value], clients: int) -> No
 def _tensor(value: Any, dtype: torch.dtype) -> Tensor:
     if isinstance(value, Tensor | np.ndarray):
         return torch.as_tensor(value)
-    tensor = torch.as_tensor(value, dtype=torch.float64 if _has_floats(value) else None)
+    tensor = torch.from_numpy(np.array(value))
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-
-def _has_floats(value: Any) -> bool:
-    return any(map(_has_floats, value)) if isinstance(value, list | tuple) else isinstance(value, float)
 
 
 def _check_inputs(call: Call) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 
+from coterie.core.errors import SettingsError
 from coterie.core.fields import Count, within
 from coterie.core.registry import Registry
 from coterie.server import serving
@@ -48,6 +49,14 @@ class Method(LocalTraining, ABC):
 
     gives_away: ClassVar[str] = ""
     """What others learn of a client. It stands on the method's page and in reports."""
+
+    sgd_only: ClassVar[str] = ""
+    """Why the method needs SGD, as the error says that refuses another optimizer; empty if it does not."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sgd_only and self.optimizer != "sgd":
+            raise SettingsError(f"optimizer={self.optimizer}: {self.sgd_only}")
 
     @property
     def local(self) -> LocalTraining:
