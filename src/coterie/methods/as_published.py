@@ -40,7 +40,7 @@ class FedProxWithoutPull(FedProx):
     the model itself, so that it is always zero. FedProx's rows in tables made with them are FedAvg's."""
 
     def round(self, fed: Federation, state: OneModel) -> OneModel:
-        """FedAvg's."""
+        """A round of FedAvg."""
         return FedAvg.round(self, fed, state)
 
 
@@ -58,7 +58,7 @@ class ScaffoldOfPublicCode(Scaffold):
         return Controlled(fed.new_model(), self._first(fed), len(fed.clients))
 
     def round(self, fed: Federation, state: Controlled) -> Controlled:
-        """As SCAFFOLD's, with other first control variates, counts of gradients and means."""
+        """A round of SCAFFOLD with other first control variates, counts of gradients and means."""
         inputs = {"start": state.model, "control": state.control, "first": self._first(fed)}
         replies = fed.run(control_as_published, fed.sample(self.participation), shared=inputs, local=self.local)
         if self.compat == "pacfl":
@@ -90,7 +90,7 @@ class FedDCOfAverageLength(FedDC):
     schedule are. Its weights by size, which are 1 for equal clients, are not repeated."""
 
     def trained(self, fed: Federation, state: Corrected) -> Replies:
-        """As FedDC's, with K eta of a client of average size in the first round."""
+        """What FedDC's cohort sends, with the K eta that a client of average size has in the first round."""
         length = self.steps_for(round(float(fed.sizes.double().mean()))) * self.rate
         cohort, inputs = fed.sample(self.participation), self.sent(state)
         told: dict[str, Any] = {"local": self.local, "alpha": self.alpha, "length": length}
@@ -121,7 +121,7 @@ class FedFaBackwards(FedFa):
 
     @property
     def step_rate(self) -> float:
-        """-eta."""
+        """eta, below 0."""
         return -super().step_rate
 
 
@@ -135,11 +135,11 @@ class IFCAOnTestData(IFCA):
 
     @property
     def reads_test_data(self) -> bool:
-        """It does."""
+        """True: clients choose by it."""
         return True
 
     def round(self, fed: Federation, state: Several) -> Several:
-        """As IFCA's, with another choice."""
+        """A round of IFCA with another choice."""
         cohort = fed.sample(self.participation)
         replies = fed.run(choose_on_test_and_train, cohort, shared=state.models, local=self.local)
         return Several(replies.average(self.weighting, by=replies.choice, otherwise=state.models))
@@ -167,11 +167,11 @@ class CFLByPositions(CFL):
             raise SettingsError(f"participation={self.participation}: the code that compat repeats asks all clients")
 
     def named(self, clients: np.ndarray) -> np.ndarray:
-        """Their positions inside the cluster."""
+        """Positions inside the cluster, instead of the clients' own numbers."""
         return np.arange(len(clients))
 
     def divided(self, number: int, tree: Tree, replies: Replies, updates: Changes, fresh: Tensor) -> Tree:
-        """As CFL's; then every client that is in no cluster gets one of its own."""
+        """The tree after CFL's splits; then every client that is in no cluster gets one of its own."""
         tree = super().divided(number, tree, replies, updates, fresh)
         lost = (~tree.members.any(dim=0)).nonzero().numpy()
         return tree.split(0, np.array([], dtype=np.int64), list(lost))

@@ -61,7 +61,7 @@ class CFL(Method):
     what the authors' 0.4 is of their 1.6."""
 
     client_norm: NonNegative = 0.5
-    """eps_2: and if some client's update is longer than this."""
+    """eps_2: and it is split only if some client's update is longer than this."""
 
     relative: bool = True
     """Whether `mean_norm` is in units of the longest update of the cluster in that round, and `client_norm` of the
@@ -107,7 +107,7 @@ class CFL(Method):
         return tree
 
     def named(self, clients: np.ndarray) -> np.ndarray:
-        """What the clients of a cluster that is split are called on its sides."""
+        """The numbers by which clients of a cluster that is split are put on its sides: their own."""
         return clients
 
     def _sides(self, number: int, updates: Changes, samples: Tensor, unit: float) -> np.ndarray | None:

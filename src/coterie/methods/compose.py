@@ -14,7 +14,7 @@ made of:
 | | `key` | by dominant label (CFIC Eq. 2); needs the evidence `labels` |
 | | `vote` | gaps and votes (AutoCFL Algorithm 1) |
 | | `neighbourhoods` | around every client those at least so similar; they overlap (FLIS-DC) |
-| | `linkage` | a tree, cut by similarity or into so many clusters (FL+HC, FLIS-HC) |
+| | `linkage` | a tree, cut by similarity or into `clusters` (FL+HC, FLIS-HC) |
 | | `bipartition` | two groups as dissimilar as can be (CFL) |
 | | `kmeans`, `silhouette` | k-means with k given, or chosen by silhouette (CAFA Eqs. 3-6) |
 | | `dbscan`, `density` | dense regions (AutoCFL Table 4; HDBSCAN) |
@@ -48,13 +48,13 @@ from coterie.server.serving import Served
 
 @state
 class State:
-    """The groups' models, which each client trains, and whose models they are mixed of."""
+    """The groups' models, which of them each client trains, and of whose models they are mixed."""
 
     models: Models
     home: Tensor
     """The place of each client's model, [client]; -1 before it is known."""
     weights: Tensor
-    """What a client's model counts for in a group's, [group, client]."""
+    """The weight of each client's model in each group's, [group, client]."""
 
 
 @method("compose")
@@ -73,7 +73,7 @@ class Compose(Method):
     """How groups are made of it."""
 
     mixing: Literal["samples", "uniform", "similarity"] = "samples"
-    """What members of a group count for."""
+    """How the members of a group are weighted."""
 
     group_round: Count = 3
     """The round in which clients are compared and grouped. 3 is where AutoCFL does so."""
@@ -91,7 +91,7 @@ class Compose(Method):
     """What similarity between groups means to `linkage`."""
 
     guard: Annotated[float, at_least(0, "at least 0")] = 0.1
-    """For `vote`: smaller gaps, relative to the median distance, are none (see AutoCFL)."""
+    """For `vote`: gaps that are a smaller part of the median distance do not count (see AutoCFL)."""
 
     weighted: bool = True
     """For `vote`: votes count by samples, as in AutoCFL, or alike."""
@@ -116,7 +116,7 @@ class Compose(Method):
 
     @property
     def server_samples(self) -> int:
-        """What FLIS has, where predictions on them are compared."""
+        """As many as FLIS has if predictions on them are compared, else none."""
         return 100 if self.evidence == "inference" else 0
 
     def begin(self, fed: Federation) -> State:
@@ -171,7 +171,7 @@ class Compose(Method):
                 return composing.by_inference(fed.server.predict(replies.model), self.predictions == "hard")
 
     def _grouped(self, fed: Federation, replies: Replies, alike: Alike) -> State:
-        """Groups of the clients that answered, each with a member's model until they are mixed."""
+        """Groups of the clients that answered; each has a member's model until they are mixed."""
         groups, home = composing.home_of(composing.grouped(alike, replies.samples, fed.seed, self))
         weights = torch.from_numpy(groups.matrix).double()
         if self.mixing == "similarity":
@@ -186,7 +186,7 @@ class Compose(Method):
         return serving.each(state.models, state.home.clamp(min=0))
 
     def insight(self, fed: Federation, state: State) -> Mapping[str, Any]:
-        """Whose models each client's is mixed of, if all take part."""
+        """The weights by which each client's model is mixed of all models, if all clients take part."""
         weights = state.weights * fed.sizes[: state.weights.shape[1]] if self.mixing == "samples" else state.weights
         mixed = (weights / weights.sum(dim=1, keepdim=True))[state.home.clamp(min=0)]
         return {"mixing": torch.where((state.home < 0)[:, None], torch.nan, mixed)}

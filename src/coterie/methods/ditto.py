@@ -34,7 +34,7 @@ class Ditto(FedAvg):
     are explicit, `mu` times `rate` must stay below 2."""
 
     def round(self, fed: Federation, state: State) -> State:
-        """As FedAvg's; clients train their own models too."""
+        """A round of FedAvg in which clients train their own models too."""
         cohort = fed.sample(self.participation)
         return self.step(state, fed.run(train_both, cohort, shared=state.model, local=self.local, mu=self.mu))
 

@@ -29,7 +29,7 @@ from coterie.training.local import LocalTraining
 
 @state
 class State(DynamicState):
-    """As FedDyn's, and the server's control variate G."""
+    """FedDyn's state, and the server's control variate G."""
 
     control: Changes
 
@@ -51,7 +51,7 @@ class FedDC(FedDyn):
         return State(model, model, model.zeros(), len(fed.clients), model.zeros())
 
     def round(self, fed: Federation, state: State) -> State:  # type: ignore[override]
-        """As FedDyn's, and the control variates move too."""
+        """A round of FedDyn in which the control variates move too."""
         replies = self.trained(fed, state)
         clients, control = max(state.clients, len(fed.clients)), state.control
         if self.correction:
@@ -85,7 +85,7 @@ def train_corrected(
     control: Changes | None,
     length: float | None = None,
 ) -> Outputs:
-    """The same; `length` stands for K eta if it is not to be the client's own."""
+    """FedDC's client. `length`, if given, replaces its own K eta."""
     drift = clients.state("drift", otherwise=start.zeros())
     own = clients.state("control", otherwise=start.zeros())
     correction = start.zeros() if control is None else control - own

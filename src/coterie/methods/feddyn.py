@@ -71,7 +71,7 @@ class FedDyn(Method):
         return self.step(state, replies, max(state.clients, len(fed.clients)))
 
     def step(self, state: State, replies: Replies, clients: int) -> State:
-        """The server's step, from what the cohort sent; there are so many clients in all."""
+        """The server's step, from what the cohort sent; `clients` is the number of all clients."""
         mean, changes = replies.average("uniform"), replies.model - state.model
         drift = server_steps.mean_over_all(state.drift, state.clients, changes, clients)
         return State(mean + drift, mean, drift, clients)

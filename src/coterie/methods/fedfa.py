@@ -71,7 +71,7 @@ class FedFa(Method):
 
     @property
     def step_rate(self) -> float:
-        """eta, said or not."""
+        """eta: `server_rate`, or without one the clients' `rate`."""
         return self.rate if self.server_rate is None else self.server_rate
 
 

@@ -35,7 +35,7 @@ class FedNova(FedAvg):
     sgd_only = "the number of gradients in a change is known for sgd only"
 
     def round(self, fed: Federation, state: State) -> State:
-        """As FedAvg's, but clients also say how far they went."""
+        """A round of FedAvg in which clients also say how many gradients their changes add up."""
         cohort = fed.sample(self.participation)
         return self.step(state, fed.run(train_and_count, cohort, shared=state.model, local=self.local))
 

@@ -37,7 +37,7 @@ from coterie.server.serving import Served
 
 @state
 class State:
-    """The clusters; once they are found, also where clients trained from then, and where they went."""
+    """The clusters; once they are found, also what clients that come late are compared with."""
 
     clusters: Clusters
     """One of all clients at first."""

@@ -49,7 +49,7 @@ Agreement = Annotated[float, within("[0, 1]", "a share of agreement in [0, 1]; 0
 
 @dataclass(frozen=True)
 class FLIS(Method):
-    """What both forms have in common."""
+    """What FLIS (DC) and FLIS (HC) have in common."""
 
     gives_away = "its trained model, and by what that predicts for the server's samples above all which labels it knows"
 

@@ -9,8 +9,8 @@ ICML 2020. Control variates are those of option II (Eq. 4).
 | c, c_i | the server's control variate, a client's own, which never leaves it |
 | K, eta_l | a client's steps in the round and its rate |
 
-With local momentum a step counts for more than one gradient, which the paper leaves open: K is
-then the number of gradients in the change, as in FedNova.
+With local momentum a step counts for more than one gradient, which the paper leaves open: K is then the number of
+gradients in the change, as in FedNova.
 """
 
 from typing import Literal
@@ -66,7 +66,7 @@ class Scaffold(Method):
         return self.step(state, replies, state.clients, max(state.clients, len(fed.clients)))
 
     def step(self, state: State, replies: Replies, known: int, clients: int) -> State:
-        """The server's step; the control variate was a mean over `known` clients, and there are so many in all."""
+        """The server's step, after which the control variate is a mean over `clients` clients, not over `known`."""
         model, _ = server_steps.momentum(state.model, replies.average(self.weighting), None, self.server_rate)
         control = server_steps.mean_over_all(state.control, known, replies.control_change, clients)
         return State(model, control, clients)
@@ -81,7 +81,7 @@ def controlled_training(clients: Clients, start: Models, control: Changes, local
 def train_controlled(
     clients: Clients, start: Models, control: Changes, local: LocalTraining, first: Changes, momentum: float
 ) -> Outputs:
-    """The same from a first control variate, counting how many gradients steps with some momentum add up."""
+    """SCAFFOLD's client, whose first control variate is `first`, and whose gradients are counted for this momentum."""
     own = clients.state("control", otherwise=first)
     trained = clients.train(start, local, push=control - own)
     gradients = server_steps.weight_of_steps(trained.steps, momentum)

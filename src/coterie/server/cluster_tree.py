@@ -82,7 +82,7 @@ class ClusterTree:
         )
 
     def averaged(self, replies: Replies, counting: Tensor, weighting: str) -> Self:
-        """Every node moved to the mean of what its members have sent, as far as these are `counting` [client]."""
+        """The tree with every node at the mean of what its members sent, without those not `counting` [client]."""
         counts = (self.members[:, replies.clients] & counting) * replies.counts(weighting)
         models = replies.mixed(counts, otherwise=self.models)
         parting = Changes.cat([self.parting, (models - self.models)[len(self.parting) :]])

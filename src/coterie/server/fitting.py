@@ -52,7 +52,7 @@ class Noted:
 
 
 class Procedure(Protocol):
-    """What `fit` runs: a method, as far as the course of a run has to know it."""
+    """What `fit` needs of a method."""
 
     @property
     def name(self) -> str:
@@ -224,7 +224,7 @@ class _Course:
 
 
 def _group_change(number: int, labels: np.ndarray | None, groups: list[Record]) -> Record | None:
-    """The groups of this round, if they are known and others than before."""
+    """Record this round's groups in `groups`, if they are known and differ from the last ones, and give the record."""
     if labels is None:
         return None
     found = labels.tolist()
@@ -274,7 +274,7 @@ def _number(value: float) -> float | None:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays as nested lists, numbers to six digits, and nothing for what is no number."""
+    """A value as JSON has it: arrays as nested lists, numbers to six digits, None for NaN and infinity."""
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, Tensor | np.ndarray | np.generic):

@@ -1,4 +1,8 @@
-"""What a method is worth to every single client: accuracy and loss of what it is served, under three views."""
+"""What a method is worth to every single client: accuracy and loss of what it is served, under three views.
+
+Clients are scored by programs that may read test data; a federation refuses them while a method's code runs. The global
+test set is cut into parts that are scored like clients, so that worker processes share it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
