@@ -316,7 +316,7 @@ class Clients:
         self, models: Models, parts: Sequence[str], mixture: Tensor | None = None
     ) -> tuple[Evaluation, ...]:
         """What `evaluate` gives for each of several parts of the clients' data, computed in one go."""
-        self._check_stack(models, "models")
+        self._check_stack(models)
         several = len(models.shape) > 1 and mixture is None
         stack = models if len(models.shape) > 1 else models.inserted(1)
         samples = self._samples(parts)
@@ -368,7 +368,7 @@ class Clients:
         The samples are in the order in which `Batch.index` counts them; a client with fewer than the others has NaN
         behind its last one. Nothing is augmented and no noise is drawn.
         """
-        self._check_stack(models, "models")
+        self._check_stack(models)
         if len(models.shape) != 2:
             raise CoterieError(f"models of shape {models.shape}: losses are of several models per client")
         samples = self._samples((on,))
@@ -422,7 +422,7 @@ class Clients:
 
         The result is [client, row, class] or [client, model, row, class], before the softmax.
         """
-        self._check_stack(models, "models")
+        self._check_stack(models)
         if len(models.shape) > 1:
             columns = [self.predict(models[:, column], inputs) for column in range(models.shape[1])]
             return torch.stack(columns, dim=1)
@@ -436,9 +436,9 @@ class Clients:
         owner = torch.arange(len(parts), device=labels.device).repeat_interleave(self._counts(parts))
         return torch.bincount(owner * classes + labels, minlength=len(parts) * classes).reshape(-1, classes)
 
-    def _check_stack(self, models: Models, name: str) -> None:
+    def _check_stack(self, models: Models) -> None:
         if not models.shape or models.shape[0] != len(self):
-            raise CoterieError(f"{name} of shape {models.shape} for {len(self)} clients: the first axis is the client")
+            raise CoterieError(f"models of shape {models.shape} for {len(self)} clients: the first axis is the client")
 
 
 def _digest(models: Models) -> bytes:

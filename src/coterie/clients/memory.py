@@ -90,12 +90,9 @@ class Memory:
     def rollback(self, positions: Tensor | None = None) -> None:
         """Undo what these clients, or all, have written since the last commit."""
         self._before_writing()
+        clients = torch.arange(self.clients) if positions is None else positions % self.clients
         for name, written, before, known in reversed(self._log):
-            undone = (
-                torch.ones(len(written), dtype=torch.bool)
-                if positions is None
-                else torch.isin(written, positions % self.clients)
-            )
+            undone = torch.isin(written, clients)
             if before is not None:
                 _write(self.values[name], written[undone], _taken(before, undone.nonzero()[:, 0]))
             self.known[name][written[undone]] = known[undone]
@@ -109,7 +106,7 @@ class Memory:
             del self.values[name], self.known[name]
 
 
-class Snapshot(Mapping[str, Any]):
+class Snapshot(UserDict[str, Any]):
     """What all clients keep at one time: for each name the clients that have a value, and their rows.
 
     Rows are copied when memory is about to change and this snapshot is still held. Rows that do not lie side by side
@@ -117,29 +114,23 @@ class Snapshot(Mapping[str, Any]):
     """
 
     def __init__(self, memory: Memory) -> None:
+        super().__init__(dict.fromkeys(memory))
         self._memory = memory
-        self._taken: dict[str, dict[str, Any]] | None = None
 
     def take(self) -> None:
         """Copy all rows, so that later writes do not show here."""
         there = {name: known.nonzero()[:, 0] for name, known in self._memory.known.items()}
         values = self._memory.values
-        self._taken = {name: {"clients": own, "rows": _taken(values[name], own)} for name, own in there.items()}
+        self.data = {name: {"clients": own, "rows": _taken(values[name], own)} for name, own in there.items()}
 
     def __getitem__(self, name: str) -> dict[str, Any]:
-        if self._taken is not None:
-            return self._taken[name]
+        if self.data[name] is not None:
+            return self.data[name]
         value, positions = self._memory.values[name], self._memory.known[name].nonzero()[:, 0]
         first, last = (int(positions[0]), int(positions[-1])) if len(positions) else (0, -1)
         # Rows that lie side by side, as when all clients keep a model, need no copy.
         aside = last - first + 1 == len(positions)
         return {"clients": positions, "rows": value[first : last + 1] if aside else _taken(value, positions)}
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._memory.values if self._taken is None else self._taken)
-
-    def __len__(self) -> int:
-        return len(self._memory.values if self._taken is None else self._taken)
 
 
 class _RowsOnDemand(UserDict[str, Any]):

@@ -9,7 +9,7 @@ and the receivers' keys of the round must be fetched before such a program runs.
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import Any
 
 from torch import Tensor
@@ -83,13 +83,11 @@ def program(function: Callable[..., Any] | None = None, *, scoring: bool = False
     >>> coterie.simulate(clients=3, net="mlp").run(count).labels.shape
     torch.Size([3, 10])
     """
-
-    def decorate(function: Callable[..., Any]) -> Program:
-        made = Program(function, scoring, letters)
-        programs[made.name] = made
-        return made
-
-    return decorate if function is None else decorate(function)
+    if function is None:
+        return partial(program, scoring=scoring, letters=letters)
+    made = Program(function, scoring, letters)
+    programs[made.name] = made
+    return made
 
 
 def program_named(name: str) -> Program:

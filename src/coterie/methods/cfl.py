@@ -38,7 +38,6 @@ from coterie.server import serving
 from coterie.server.cluster_tree import ClusterTree
 from coterie.server.federation import Federation, Replies
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 
 
 @state
@@ -124,7 +123,7 @@ class CFL(Method):
             return None
         return sides
 
-    def serve(self, fed: Federation, state: State) -> Served:
+    def serve(self, fed: Federation, state: State) -> serving.Served:
         """The model of the node that each client is at."""
         return serving.each(state.models, state.grown(fed).place)
 

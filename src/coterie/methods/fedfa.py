@@ -57,7 +57,7 @@ class FedFa(Method):
     """eta: how far the server goes along that mean, beyond the clients' mean; by default the clients' `rate`."""
 
     def begin(self, fed: Federation) -> State:
-        """A fresh model at rest."""
+        """A fresh model that has not moved yet."""
         model = fed.new_model()
         return State(model, model.zeros())
 

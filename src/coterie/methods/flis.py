@@ -41,7 +41,6 @@ from coterie.server import serving
 from coterie.server.federation import Federation
 from coterie.server.fitting import Noted
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 Agreement = Annotated[float, within("[0, 1]", "a share of agreement in [0, 1]; 0 is one cluster for all")]
@@ -111,7 +110,7 @@ class FLISDC(FLIS):
         everybody = {name: everywhere(matrix, replies.clients, len(fed.names)) for name, matrix in found.items()}
         return Noted(NewestClusters(weights @ replies.model), everybody)
 
-    def serve(self, fed: Federation, state: NewestClusters) -> Served:
+    def serve(self, fed: Federation, state: NewestClusters) -> serving.Served:
         """To each client the cluster that fits its data best, whether it took part or not."""
         return serving.best_fit(state.models, on=self.select_on)
 
@@ -167,7 +166,7 @@ class FLISHC(FLIS):
             labels = fed.updated(labels, replies.clients, replies.choice)
         return labels
 
-    def serve(self, fed: Federation, state: FixedClusters) -> Served:
+    def serve(self, fed: Federation, state: FixedClusters) -> serving.Served:
         """To each client its cluster's model."""
         return serving.each(state.models, state.labels.clamp(min=0))
 

@@ -61,7 +61,6 @@ from coterie.moves.encounters import adopt, choose, combine, judge, respond, sha
 from coterie.server import serving
 from coterie.server.federation import Federation, Replies
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 
@@ -188,7 +187,7 @@ class SLFed(Method):
             for subject, size in secure_sums.traffic(count, numbers, self.sharing, fed.net.dtype.itemsize).items():
                 fed.ledger.add("peer", subject, size)
 
-    def serve(self, fed: Federation, state: State) -> Served:
+    def serve(self, fed: Federation, state: State) -> serving.Served:
         """Each client's own mixed model."""
         return serving.kept("model")
 

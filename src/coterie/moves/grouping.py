@@ -131,7 +131,7 @@ def kmeans(features: Any, k: int, seed: int = 0) -> Grouping:
     features = as_array("features", features, 2)
     if k < 1:
         raise SettingsError(f"k={k}: at least 1")
-    return _by_first_member(_kmeans_labels(features, min(k, _distinct(features)), seed))
+    return _by_first_member(_kmeans_labels(features, min(k, len(np.unique(features, axis=0))), seed))
 
 
 def kmeans_silhouette(features: Any, k_range: Iterable[int] | None = None, seed: int = 0) -> Silhouette:
@@ -150,7 +150,7 @@ def kmeans_silhouette(features: Any, k_range: Iterable[int] | None = None, seed:
     tried = sorted(set(map(int, k_range)))
     if tried and tried[0] < 1:
         raise SettingsError(f"k_range: k={tried[0]} is below 1")
-    limit = min(clients - 1, _distinct(features))
+    limit = min(clients - 1, len(np.unique(features, axis=0)))
     labels = {k: _kmeans_labels(features, k, seed) for k in tried if 2 <= k <= limit}
     scores = {k: float(silhouette_score(features, found)) for k, found in labels.items()}
     if not scores:
@@ -163,10 +163,6 @@ def _kmeans_labels(features: np.ndarray, k: int, seed: int) -> np.ndarray:
     from sklearn.cluster import KMeans
 
     return KMeans(k, n_init=10, random_state=seed % 2**32).fit_predict(features)
-
-
-def _distinct(features: np.ndarray) -> int:
-    return len(np.unique(features, axis=0))
 
 
 def by_key(labels: Any) -> Grouping:

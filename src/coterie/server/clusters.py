@@ -18,7 +18,6 @@ from coterie.moves.grouping import Grouping
 from coterie.nets.stacks import Models
 from coterie.server import serving
 from coterie.server.federation import Federation, Replies
-from coterie.server.serving import Served
 
 
 @state
@@ -84,7 +83,7 @@ class Clusters:
         models = replies.average(weighting, by=labels[replies.clients], otherwise=self.models)
         return Clusters(models, labels)
 
-    def serve(self, fed: Federation, otherwise: Models | None = None) -> Served:
+    def serve(self, fed: Federation, otherwise: Models | None = None) -> serving.Served:
         """To each client its cluster's model; to one in none the model `otherwise`, or else the first cluster's."""
         labels = self.of(fed)
         if otherwise is None or not len(self.missing(fed)):

@@ -76,7 +76,7 @@ class Engine(Protocol):
 
     @property
     def real(self) -> bool:
-        """Whether clients are real sites, and not simulated here. An engine that does not say so counts as real."""
+        """Whether clients are real sites. An engine that does not say is real: that costs time, never privacy."""
 
     def present(self) -> np.ndarray:
         """Positions of the clients that can be reached."""
@@ -375,16 +375,8 @@ class Federation:
         own, common = _bound(program, each, self.net.dtype), _bound(program, shared, self.net.dtype)
         for name in [name for name, value in own.items() if isinstance(value, Stack) and not value.shape]:
             common[name] = own.pop(name)
-        _check_rows(program, own, len(positions))
-        call = Call(
-            program,
-            positions,
-            own,
-            common,
-            {name: self._resolved(value) for name, value in settings.items()},
-            self._at(scoring),
-            letters or Letters(),
-        )
+        told = {name: self._resolved(value) for name, value in settings.items()}
+        call = Call(program, positions, own, common, told, self._at(scoring), letters or Letters())
         self._phase += 1
         _check_inputs(call)
         if len(positions) == 0:
@@ -528,12 +520,6 @@ def _bound(program: Program, values: Any, dtype: torch.dtype) -> dict[str, Value
     }
 
 
-def _check_rows(program: Program, each: Mapping[str, Value], clients: int) -> None:
-    for name, value in each.items():
-        if not value.shape or value.shape[0] != clients:
-            raise CoterieError(f"program {program.name}: {name} has shape {tuple(value.shape)} for {clients} clients")
-
-
 def _tensor(value: Any, dtype: torch.dtype) -> Tensor:
     if isinstance(value, Tensor | np.ndarray):
         return torch.as_tensor(value)
@@ -542,10 +528,14 @@ def _tensor(value: Any, dtype: torch.dtype) -> Tensor:
 
 
 def _check_inputs(call: Call) -> None:
-    given = [*call.each, *call.shared, *call.settings]
+    """Refuse `each` without a row per client, and inputs that the program does not have or is given twice."""
+    program, clients, given = call.program, len(call.clients), [*call.each, *call.shared, *call.settings]
+    for name, value in call.each.items():
+        if not value.shape or value.shape[0] != clients:
+            raise CoterieError(f"program {program.name}: {name} has shape {tuple(value.shape)} for {clients} clients")
     for name in given:
-        if name not in call.program.inputs:
-            inputs = ", ".join(call.program.inputs)
-            raise CoterieError(f"program {call.program.name} has no input {name!r}; it has {inputs or 'none'}")
+        if name not in program.inputs:
+            inputs = ", ".join(program.inputs)
+            raise CoterieError(f"program {program.name} has no input {name!r}; it has {inputs or 'none'}")
         if given.count(name) > 1:
-            raise CoterieError(f"program {call.program.name}: {name} is given twice")
+            raise CoterieError(f"program {program.name}: {name} is given twice")

@@ -187,7 +187,7 @@ def fit(
         fed.restore(resume.federation)  # type: ignore[union-attr]  # scoring again must not count twice
     sizes = fed.sizes.tolist()
     clients = [_client_record(fed, sizes, scores, row, truth) for row in range(len(scores.clients))]
-    summary = _summary(method, fed, now.rounds, now.groups, scores, truth, describe or {})
+    summary = _summary(method, fed, now, scores, truth, describe or {})
     result = Result(summary, now.rounds, clients, now.groups, now.insights, now.state, served)
     last = course.checkpoint()
     for observer in observers:
@@ -289,16 +289,15 @@ def _plain(value: Any) -> Any:
 def _summary(
     method: Procedure,
     fed: Federation,
-    rounds: list[Record],
-    groups: list[Record],
+    now: Checkpoint,
     scores: ClientScores,
     truth: np.ndarray | None,
     describe: Record,
 ) -> Record:
-    judged = [record for record in rounds if record["validation_accuracy"] is not None]
+    judged = [record for record in now.rounds if record["validation_accuracy"] is not None]
     # The best round is the best on validation data, and the earliest of equals.
     best = max(judged, key=lambda record: (record["validation_accuracy"], -record["round"]), default=None)
-    last = {name: value for name, value in rounds[-1].items() if name != "round"}
+    last = {name: value for name, value in now.rounds[-1].items() if name != "round"}
     summary: Record = {"method": method.name, "clients": len(fed.names), "rounds": method.rounds, "seed": fed.seed}
     if method.reads_test_data:
         summary["reads_test_data"] = True
@@ -306,5 +305,5 @@ def _summary(
     if truth is not None and scores.groups is not None:
         there = scores.clients
         summary |= agreement(scores.groups[there], truth[there])
-        summary["stable_since"] = groups[-1]["round"]
+        summary["stable_since"] = now.groups[-1]["round"]
     return summary | {"ledger": fed.ledger.by_kind()}

@@ -12,7 +12,6 @@ from coterie.server import serving
 from coterie.server.federation import Federation
 from coterie.server.fitting import Result, fit
 from coterie.server.registered import methods as registered
-from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 M = TypeVar("M", bound="Method")
@@ -84,7 +83,7 @@ class Method(LocalTraining, ABC):
     def round(self, fed: Federation, state: Any) -> Any:
         """The state after another round."""
 
-    def serve(self, fed: Federation, state: Any) -> Served:
+    def serve(self, fed: Federation, state: Any) -> serving.Served:
         """The one model.
 
         It is `state.model`, for all clients; a method whose clients predict with anything else overrides this.

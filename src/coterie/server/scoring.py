@@ -118,8 +118,10 @@ def score(fed: Federation, served: Served, scoring: Scoring, local: LocalTrainin
     more: dict[str, np.ndarray] = {name: rows[name] for name in asked if name in rows}
     groups = known_groups(fed, served, clients, rows.get("choice"))
     if groups is not None and not served.personal and len(fed.global_test) and scoring.global_test is not False:
-        assert served.models is not None
-        more["global_accuracy"] = _globally(fed, served.models, scoring.top)[groups[clients]]
+        inputs = {"models": served.models}
+        parts = fed.score(score_globally, np.array(fed.global_test), each={}, shared=inputs, top=scoring.top)
+        accuracy = parts.correct.sum(dim=0) / parts.samples.sum()  # [model]
+        more["global_accuracy"] = accuracy.cpu().numpy()[groups[clients]]
     return ClientScores(
         clients, rows["accuracy"], rows["loss"], rows["validation"], rows["steps"], rows["rounds"], more, groups
     )
@@ -154,12 +156,6 @@ def _inputs(served: Served, clients: np.ndarray) -> tuple[dict[str, Any], dict[s
     if len(torch.unique(chosen)) == 1:
         return {}, {"models": served.models[int(chosen[0])]}
     return {"models": served.models[chosen]}, {}
-
-
-def _globally(fed: Federation, models: Models, top: int) -> np.ndarray:
-    """Accuracy of the server's models on the global test set, [model]."""
-    parts = fed.score(score_globally, np.array(fed.global_test), each={}, shared={"models": models}, top=top)
-    return (parts.correct.sum(dim=0) / parts.samples.sum()).cpu().numpy()
 
 
 @program(scoring=True)

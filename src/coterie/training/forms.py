@@ -196,8 +196,7 @@ class Vectorised(Form):
 
     def train(self, job: TrainingJob) -> tuple[Models, Tensor]:
         """Train all tracks together."""
-        (result,) = self.train_all([job])
-        return result
+        return self.train_all([job])[0]
 
     def train_all(self, jobs: Sequence[TrainingJob]) -> list[tuple[Models, Tensor]]:
         """Train all tracks of a job together; on a GPU jobs go on side by side, a step of each in turn."""

@@ -211,7 +211,7 @@ class _Recorded:
         self.number.zero_()
         for ours, theirs in zip(vars(self.rows).values(), vars(bundle.rows).values(), strict=True):
             if ours is not None:
-                _put(ours, theirs)
+                _corner(ours, theirs).copy_(theirs)
         if self.stepper.trains is not None and bundle.stepper.trains is not None:
             self.stepper.trains.copy_(bundle.stepper.trains)
 
@@ -229,9 +229,14 @@ class _Recorded:
             _put(ours.moving, tables.moving[first : first + _WINDOW])
 
 
+def _corner(buffer: Tensor, like: Tensor) -> Tensor:
+    """The part of a buffer, which may be larger, that begins where the buffer does and has this tensor's shape."""
+    return buffer[tuple(slice(size) for size in like.shape)]
+
+
 def _put(buffer: Tensor, values: Tensor) -> None:
     """Copy values into a buffer that may be larger, from its beginning on along every axis."""
-    buffer[tuple(slice(size) for size in values.shape)].copy_(values)
+    _corner(buffer, values).copy_(values)
 
 
 class _Loaded:
