@@ -329,11 +329,8 @@ class Clients:
         if there.any():
             totals[:, :, there] = np.add.reduceat(scores, samples.first[there], axis=2)
         sums = torch.from_numpy(totals.reshape(3, -1, len(self), len(parts))).movedim(1, -1)
-        results = []
-        for number in range(len(parts)):
-            correct, correct_top5, loss_sum = (sums if several else sums[..., 0])[:, :, number]
-            results.append(Evaluation(correct, correct_top5, loss_sum, counts[:, number]))
-        return tuple(results)
+        correct, correct_top5, loss_sum = (sums if several else sums[..., 0]).transpose(1, 2)  # [part, client, ...]
+        return tuple(map(Evaluation, correct, correct_top5, loss_sum, counts.T))
 
     def best_fit(self, models: Models, on: str = "train") -> Tensor:
         """Which of several models per client has the lowest loss on its own data, [client].

@@ -305,9 +305,8 @@ def dbscan(
         raise SettingsError(f"radius={radius}: above 0")
     if min_size < 1:
         raise SettingsError(f"min_size={min_size}: at least 1")
-    pairs = distance[np.triu_indices(len(distance), 1)]
-    if relative:
-        radius = radius * float(np.median(pairs)) if len(pairs) else radius
+    if relative and len(distance) > 1:
+        radius *= float(np.median(distance[np.triu_indices(len(distance), 1)]))
     if radius == 0:  # more than half of the pairs are identical: these are the groups
         return linkage(distance, threshold=0.0, method="single")
     labels = DBSCAN(eps=radius, min_samples=min_size, metric="precomputed").fit_predict(distance)

@@ -170,8 +170,7 @@ class Replies:
         """
         there = (weights > 0).any(dim=1)
         normal = torch.zeros(weights.shape, dtype=torch.float64)
-        if there.any():
-            normal[there] = mixing.by_samples(torch.ones(len(self)), weights[there])
+        normal[there] = mixing.by_samples(torch.ones(len(self)), weights[there])
         return (normal @ self.outputs[of]).where(there, otherwise)
 
 
