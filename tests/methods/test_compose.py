@@ -13,7 +13,7 @@ from coterie.clients.programs import train
 from coterie.core.errors import CoterieError, SettingsError
 from coterie.core.registry import options
 from coterie.data import Split
-from coterie.methods.compose import Alike
+from coterie.moves.composing import Alike
 from coterie.moves.mixing import by_samples, personal
 from coterie.server.federation import Answers
 from support.federations import at_round, same, uneven

@@ -2,6 +2,11 @@
 
 `Clients` stands for one client or for many at once. In simulation a program runs on a hundred stacked clients in one
 go, on a real site on one. Everything that goes in or comes out has the client as its first axis.
+
+Evaluation saves work in two places. An input that is the same for all clients (`shared=` in `Federation.run`) reaches a
+program expanded over them with stride 0: `evaluate` sees that, and runs all clients' data through each model at once.
+And what a client is served after a round is often what it chooses from in the next (IFCA, FLIS): a client that is
+computed alone remembers how several models last did on its data (`best_fit`).
 """
 
 import hashlib
@@ -35,15 +40,15 @@ class CallContext:
     number: int = 0
     """The round, counted from 1; 0 is before the first."""
     scoring: bool = False
-    """Whether test data may be read."""
+    """Whether this call scores a method, and so may read all test data."""
     keep_last: bool = False
-    """Whether clients keep the model that they trained last, for the view `last`."""
+    """Whether clients keep the model that they trained last, for the view `last` of scoring."""
     run: str = ""
-    """The run, where several can reach the same sites."""
+    """The name of the run, if several runs can reach the same sites."""
     phase: int = 0
     """The number of the call within the round."""
     test_data: bool = False
-    """Whether a method may read clients' test data: only in protocols that do, whose tables say so."""
+    """Whether the method may read clients' own test data, as some published protocols do; their tables say so."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ class Evaluation:
 
     def _per_sample(self, values: Tensor) -> Tensor:
         samples = self.samples.reshape(-1, *[1] * (values.dim() - 1))
-        return values.double() / samples  # 0 samples give NaN: there is nothing to say about them
+        return values.double() / samples  # NaN where there are no samples
 
     @property
     def accuracy(self) -> Tensor:
@@ -139,7 +144,7 @@ class Clients:
         return self._counts(self._part("train"))
 
     def _part(self, part: str) -> list[np.ndarray]:
-        """The samples of each client in a part; `global` is the common test set."""
+        """Each client's samples in a part of its data, as places in the pool; `global` is the common test set."""
         allowed = self._at.scoring or (part == "test" and self._at.test_data)
         if part in ("test", "global") and not allowed:
             raise CoterieError("test data is for scoring only: a method can reach train and validation data")
@@ -157,7 +162,7 @@ class Clients:
         return [generator(self._at.seed, purpose, self._at.number, name) for name in self.names]
 
     def initial(self, net: Net | None = None) -> Models:
-        """The model that every run of this seed starts from, for each client; or one of another net."""
+        """For each client the model that every run of this seed starts from; or, given another net, one of that net."""
         return new_models(net or self.net, self._at.seed).expand(len(self))
 
     # Remembering
@@ -167,7 +172,7 @@ class Clients:
         return _sent(self._recalled(name, otherwise), self._pool.device)
 
     def _recalled(self, name: str, otherwise: Value | None) -> Any:
-        """What the clients keep under a name, wherever that is."""
+        """What the clients keep under a name, on whatever device it lies."""
         if name in self.kept:
             return self.kept[name]
         if name not in self._memory:
@@ -188,7 +193,7 @@ class Clients:
         return torch.where(known.to(value.device), value, otherwise.to(value))
 
     def keep(self, **values: Value) -> None:
-        """Keep values, one row per client, until the next call that changes them. A lost round leaves no trace."""
+        """Keep values, one row per client, until a later call changes them. If the round fails, this is undone."""
         for name, value in values.items():
             if not isinstance(value, Value):
                 raise CoterieError(f"keep({name}=...): a tensor or models, not {type(value).__name__}")
@@ -197,7 +202,7 @@ class Clients:
             self.kept[name] = value
 
     def _add(self, name: str, amount: Tensor) -> None:
-        """Let clients count something for the record."""
+        """Add an amount [client] to what the clients count for the run's records."""
         self.kept[name] = self._recalled(name, torch.zeros_like(amount)) + amount
 
     @property
@@ -211,7 +216,7 @@ class Clients:
         return self._recalled("_rounds", torch.zeros(len(self), dtype=torch.int64))
 
     def _training_call(self) -> Tensor:
-        """The number of each client's training call within the round, [client], which keys its draws."""
+        """The number of this training call within the round, [client]: a part of the key of the client's draws."""
         calls = self._recalled("_calls", torch.tensor([[-1, 0]]).expand(len(self), 2))
         number = torch.where(calls[:, 0] == self.round, calls[:, 1], 0)
         self.kept["_calls"] = torch.stack([torch.full_like(number, self.round), number + 1], dim=1)
@@ -220,11 +225,11 @@ class Clients:
     # Writing to each other
 
     def write(self, row: int, receiver: str, subject: str, **content: Tensor) -> None:
-        """Let a client, by its row, write tensors to another by its name. Only that one's programs can read them."""
+        """Let the client in this row write tensors to the client of this name, whose programs alone can read them."""
         self.written.append(Letter(self.names[row], receiver, subject, checked_content(content)))
 
     def letters(self, row: int, subject: str | None = None) -> list[Letter]:
-        """What a client, by its row, has received with this call, in the order of senders; on one subject if named."""
+        """The letters that the client in this row got with this call, on one subject or on any, sorted by sender."""
         found = [letter for letter in self._received.to(self.names[row]) if subject in (None, letter.subject)]
         return sorted(found, key=lambda letter: letter.sender)
 
@@ -245,10 +250,11 @@ class Clients:
     ) -> Trained:
         """Train one model per client on the client's own training samples.
 
-        `epochs` [client] replaces the number in `local`. The gradient gets `pull * (model - anchor) + push`; the anchor
-        is where training starts, unless another is given. `trains` is the part that moves. `sample_weights`
-        [client, sample] weigh the samples in the objective. Models may be of another net than the federation's, such as
-        a GAN: that counts neither as steps nor as a round of the client, and is meant to happen once in a round.
+        `epochs` [client] replaces the epochs in `local`. `pull * (model - anchor) + push` is added to the gradient; the
+        anchor is the start unless another is given. Only the part of the net that `trains` names moves.
+        `sample_weights` [client, sample] weigh the samples in the objective. Models may be of another net than the
+        federation's, such as a GAN: their training counts neither as steps nor as a round of the client, and can happen
+        once in a round, because its draws are keyed by the round and the net alone.
         """
         if start.shape != (len(self),):
             raise CoterieError(
@@ -256,21 +262,21 @@ class Clients:
             )
         purpose = (self._at.seed, "train", self.round)
         terms = Terms.of(start, pull, anchor, push, trains)
-        if start.net.parameters != self.net.parameters:
-            tracks = self._tracks([(*purpose, name, start.net.name) for name in self.names], local, epochs)
-            return self._train(TrainingJob(self._pool, tracks, start, terms, objective, sample_weights))
-        calls = self._training_call()
-        keys = [(*purpose, name, call) for name, call in zip(self.names, calls.tolist(), strict=True)]
+        own = start.net.parameters == self.net.parameters
+        calls = self._training_call().tolist() if own else [start.net.name] * len(self)
+        keys = [(*purpose, name, call) for name, call in zip(self.names, calls, strict=True)]
         tracks = self._tracks(keys, local, epochs)
         trained = self._train(TrainingJob(self._pool, tracks, start, terms, objective, sample_weights))
+        if not own:
+            return trained
         self._add("_steps", torch.tensor([track.steps for track in tracks]))
-        self._add("_rounds", (calls == 0).long())
+        self._add("_rounds", (torch.tensor(calls) == 0).long())
         if self._at.keep_last:
             self.kept["_last"] = trained.models
         return trained
 
     def adapt(self, start: Models, local: LocalTraining) -> Models:
-        """Models after some local training that nobody remembers: for scoring, and for trying something out."""
+        """Models after some local training that leaves no trace: for scoring, and for trying something out."""
         tracks = self._tracks([(self._at.seed, "adapt", self.round, name, 0) for name in self.names], local)
         return self._train(TrainingJob(self._pool, tracks, start, Terms(), cross_entropy)).models
 
@@ -280,7 +286,7 @@ class Clients:
         local: LocalTraining,
         epochs: Tensor | Sequence[float] | None = None,
     ) -> list[Track]:
-        """The clients as tracks of the training loop, with draws by these keys."""
+        """The clients as tracks of the training loop, whose random draws have these keys."""
         passes = [None] * len(self) if epochs is None else torch.as_tensor(epochs, dtype=torch.float64).tolist()
         for shard in self._shards:
             if not len(shard.train):
@@ -292,7 +298,7 @@ class Clients:
 
     def _train(self, job: TrainingJob) -> Trained:
         models, losses = self._form.train(job)
-        # As float64: in `steps * rate` whole numbers would be rounded to float32, whatever the models are in.
+        # As float64: whole numbers would make torch compute `steps * rate` in float32, whatever the models are in.
         steps = torch.tensor([track.steps for track in job.tracks], dtype=torch.float64, device=job.pool.device)
         return Trained(models, steps, losses, self.sizes)
 
@@ -301,38 +307,36 @@ class Clients:
     def evaluate(self, models: Models, on: str = "train", mixture: Tensor | None = None) -> Evaluation:
         """How one model per client [client], or several [client, model], do on the clients' own data.
 
-        With a `mixture` [client, model] each client's models are one predictor: their probabilities, so weighted.
+        With a `mixture` [client, model] each client's models are one predictor: the mean of their probabilities, with
+        these weights.
         """
         return self.evaluate_each(models, (on,), mixture)[0]
 
     def evaluate_each(
         self, models: Models, parts: Sequence[str], mixture: Tensor | None = None
     ) -> tuple[Evaluation, ...]:
-        """The same on several parts of the clients' data, in one go where that can be done."""
-        self._check_stack(models, "models")
+        """What `evaluate` gives for each of several parts of the clients' data, computed in one go."""
+        self._check_stack(models)
         several = len(models.shape) > 1 and mixture is None
         stack = models if len(models.shape) > 1 else models.inserted(1)
         samples = self._samples(parts)
         counts = torch.from_numpy(samples.sizes).reshape(len(self), -1)
         rank, loss = self._ranked(stack, samples, mixture).numpy()  # [model, sample]
-        # Summed on the host, part by part: so the last bits depend on nothing else.
+        # Summed on the host, client by client and part by part, so that the last bits depend on nothing else.
         scores = np.stack([rank == 0, rank < 5, loss], dtype=np.float64, casting="unsafe")
         totals = np.zeros((3, len(scores[0]), len(samples.sizes)))
         there = samples.sizes > 0
         if there.any():
             totals[:, :, there] = np.add.reduceat(scores, samples.first[there], axis=2)
         sums = torch.from_numpy(totals.reshape(3, -1, len(self), len(parts))).movedim(1, -1)
-        results = []
-        for number in range(len(parts)):
-            correct, correct_top5, loss_sum = (sums if several else sums[..., 0])[:, :, number]
-            results.append(Evaluation(correct, correct_top5, loss_sum, counts[:, number]))
-        return tuple(results)
+        correct, correct_top5, loss_sum = (sums if several else sums[..., 0]).transpose(1, 2)  # [part, client, ...]
+        return tuple(map(Evaluation, correct, correct_top5, loss_sum, counts.T))
 
     def best_fit(self, models: Models, on: str = "train") -> Tensor:
         """Which of several models per client has the lowest loss on its own data, [client].
 
-        The first of equals is taken; a loss that is not a number is never the lowest. A client without samples of this
-        kind goes by its training data.
+        Of equals it is the first; a loss that is not a number is never the lowest. A client that has no samples in the
+        part `on` goes by its training data.
         """
         if models.shape[1] == 1:
             return torch.zeros(len(self), dtype=torch.int64)
@@ -343,10 +347,10 @@ class Clients:
         return loss.nan_to_num(nan=torch.inf).argmin(dim=1)
 
     def _evaluated(self, models: Models, on: str) -> Evaluation:
-        """The same as `evaluate`, computed once: what a client is served is often what it chooses from next.
+        """What `evaluate` gives; a client that is computed alone remembers it for the next time it is asked.
 
-        Only where it is computed alone: among others the last bits would depend on who they were, and those of a
-        resumed run on where it was resumed. And never on test data, where who asks matters.
+        Computed among others, a client remembers nothing: its last bits depend on who these are, so those of a resumed
+        run would depend on where it was resumed. Nor does it on test data, where it matters who asks.
         """
         if len(self) > 1 or on not in ("train", "validation"):
             return self.evaluate(models, on)
@@ -361,7 +365,7 @@ class Clients:
         The samples are in the order in which `Batch.index` counts them; a client with fewer than the others has NaN
         behind its last one. Nothing is augmented and no noise is drawn.
         """
-        self._check_stack(models, "models")
+        self._check_stack(models)
         if len(models.shape) != 2:
             raise CoterieError(f"models of shape {models.shape}: losses are of several models per client")
         samples = self._samples((on,))
@@ -370,7 +374,7 @@ class Clients:
         return values.to(self._pool.device)
 
     def _samples(self, parts: Sequence[str]) -> "_PartSamples":
-        """The clients' samples in some parts."""
+        """The clients' samples in these parts of their data."""
         found = [self._part(part) for part in parts]
         return _PartSamples.of(found) if "global" in parts else _samples_of(self._shards, tuple(parts))
 
@@ -382,9 +386,9 @@ class Clients:
         owner = torch.from_numpy(samples.owner)
         rows: Any = slice(None)
         place: Any = slice(None)
-        # A stack that was expanded over the clients repeats the same rows: all data goes through each model at once.
+        # With stride 0 all clients have the same models: all data goes through each of them at once.
         if len(self) == 1 or models.parameters.stride(0) == 0:
-            # Clients that are tested on the same samples get the same answers: they are computed once.
+            # A sample that several clients have, as in a common test set, is computed once.
             job = EvaluationJob(self._pool, models[0], [samples.once] * models.shape[1])
             if samples.number is not None:
                 place = torch.from_numpy(samples.number)
@@ -399,7 +403,7 @@ class Clients:
         return rank_and_loss(_mixed(outputs, mixture[owner.to(mixture.device)].T)[None], labels).cpu()
 
     def samples(self, row: int, on: str = "train") -> tuple[Tensor, Tensor]:
-        """The prepared inputs [sample, ...] and labels [sample] of one client, by its row."""
+        """The prepared inputs [sample, ...] and labels [sample] of the client in this row."""
         index = torch.from_numpy(self._part(on)[row]).to(self._pool.device)
         return self._pool.inputs(index), self._pool.y[index]
 
@@ -415,7 +419,7 @@ class Clients:
 
         The result is [client, row, class] or [client, model, row, class], before the softmax.
         """
-        self._check_stack(models, "models")
+        self._check_stack(models)
         if len(models.shape) > 1:
             columns = [self.predict(models[:, column], inputs) for column in range(models.shape[1])]
             return torch.stack(columns, dim=1)
@@ -429,13 +433,13 @@ class Clients:
         owner = torch.arange(len(parts), device=labels.device).repeat_interleave(self._counts(parts))
         return torch.bincount(owner * classes + labels, minlength=len(parts) * classes).reshape(-1, classes)
 
-    def _check_stack(self, models: Models, name: str) -> None:
+    def _check_stack(self, models: Models) -> None:
         if not models.shape or models.shape[0] != len(self):
-            raise CoterieError(f"{name} of shape {models.shape} for {len(self)} clients: the first axis is the client")
+            raise CoterieError(f"models of shape {models.shape} for {len(self)} clients: the first axis is the client")
 
 
 def _digest(models: Models) -> bytes:
-    """Tells models from others."""
+    """A digest of all numbers of models, by which they are recognised."""
     total = hashlib.sha256()
     for tensor in models.tensors:
         total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
@@ -443,40 +447,40 @@ def _digest(models: Models) -> bytes:
 
 
 def _mixed(outputs: Tensor, weights: Tensor) -> Tensor:
-    """The logarithm of the mixed probabilities of models: outputs [model, ..., class], weights [model, ...]."""
+    """The logarithm of the models' mean probabilities, from outputs [model, ..., class] and weights [model, ...]."""
     shares = weights.to(outputs).clamp(min=1e-30).log().unsqueeze(-1)
     return torch.logsumexp(outputs.log_softmax(dim=-1) + shares, dim=0)
 
 
 def _sent(value: Value, device: torch.device) -> Any:
-    """A value on a device. What goes from the host to a GPU is not waited for."""
+    """A value on a device. To a GPU it is sent without waiting until it is there."""
     return value.to(device, non_blocking=device.type == "cuda")
 
 
 @dataclass(frozen=True, eq=False)
 class _PartSamples:
-    """Samples of clients in some parts of their data, client after client and part after part."""
+    """The samples of clients in some parts of their data, client after client, and each client's part after part."""
 
     each: list[np.ndarray]
-    """Those of each client, as places in the pool."""
+    """For each client its samples, as places in the pool."""
     every: np.ndarray
-    """Those of all."""
+    """All these samples in one row."""
     sizes: np.ndarray
-    """How many there are of each client in each part, one after another."""
+    """How many samples each client has in each part: first the first client's parts, then the second's."""
     first: np.ndarray
-    """Where these begin among all."""
+    """For each of these parts, where it begins in `every`."""
     owner: np.ndarray
-    """Whose each of all samples is."""
+    """For each sample in `every`, the client it belongs to."""
     place: np.ndarray
-    """Its place among its client's own."""
+    """For each sample in `every`, its place among its client's own."""
     once: np.ndarray
-    """Those of all without repetitions."""
+    """The samples without repetitions."""
     number: np.ndarray | None
-    """The places of all samples in `once`, if some were repeated."""
+    """For each sample in `every`, its place in `once`; None if no sample is repeated."""
 
     @classmethod
     def of(cls, parts: Sequence[Sequence[np.ndarray]]) -> "_PartSamples":
-        """The samples of clients, given by part."""
+        """The samples of clients, given as [part][client]."""
         each = list(parts[0]) if len(parts) == 1 else [np.concatenate(own) for own in zip(*parts, strict=True)]
         every = np.concatenate(each)
         sizes = np.array([len(part) for own in zip(*parts, strict=True) for part in own])
@@ -492,13 +496,14 @@ class _PartSamples:
 
 @lru_cache(maxsize=32)
 def _samples_of(shards: Sequence[Shard], parts: Sequence[str]) -> _PartSamples:
+    """The samples of these clients in parts of their own data, remembered from one evaluation to the next."""
     return _PartSamples.of([[shard.part(part) for shard in shards] for part in parts])
 
 
 def new_models(net: Net, seed: int, count: int | None = None, first: int = 0) -> Models:
-    """Freshly initialised models, [count] or a single one: the same for the same seed, each different.
+    """Freshly initialised models, [count], or without a count a single one.
 
-    `first` leaves out so many of them, for another draw.
+    A seed has one model for each number from 0 on; these are the ones from number `first` on.
     """
     numbers = range(first, first + (count or 1))
     rows = [Models(net, *net.new(seed, number)) for number in numbers]

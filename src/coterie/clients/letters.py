@@ -1,7 +1,7 @@
 """Letters: what one client's program writes to another client's.
 
-A method routes letters and never opens them. In simulation the content simply stays where it is; over a real network a
-site seals it for the receiver before it leaves (`coterie.clients.sealing`), and the server relays bytes that it
+A method hands letters on and never opens them. In simulation the content simply stays where it is; over a real network
+a site seals it for the receiver before it leaves (`coterie.clients.sealing`), and the server relays bytes that it
 cannot read.
 """
 
@@ -18,14 +18,14 @@ from coterie.core.records import record
 @record
 @dataclass(frozen=True, eq=False)
 class Letter:
-    """A letter from one client to another. What is on the envelope, anybody who carries it can see."""
+    """A letter from one client to another. Whoever carries it can see all of it but the content."""
 
     sender: str
     receiver: str
     subject: str
-    """What it is about, for the ledger; visible to the server."""
+    """What it is about; the ledger counts its bytes under this name."""
     content: Any
-    """Tensors by name, or sealed bytes while it travels."""
+    """Tensors by name, or sealed bytes while the letter travels."""
 
     @property
     def size(self) -> int:
@@ -36,7 +36,7 @@ class Letter:
 
 
 class Letters:
-    """Letters on their way. A method can count them and hand them on, and that is all."""
+    """Letters on their way, which a method can do nothing with but count them and hand them on."""
 
     def __init__(self, letters: Iterable[Letter] = ()) -> None:
         self._letters = tuple(letters)
@@ -48,7 +48,7 @@ class Letters:
         return Letters((*self._letters, *more._letters))
 
     def envelopes(self) -> Iterator[tuple[str, str, str, int]]:
-        """Sender, receiver, subject and size of each letter: all that is known without opening one."""
+        """Sender, receiver, subject and size of each letter: all that can be seen from outside."""
         return ((letter.sender, letter.receiver, letter.subject, letter.size) for letter in self._letters)
 
     def without(self, senders: Iterable[str]) -> "Letters":
@@ -57,12 +57,12 @@ class Letters:
         return Letters(letter for letter in self._letters if letter.sender not in left_out)
 
     def to(self, receiver: str) -> tuple[Letter, ...]:
-        """The letters for a client, for engines that deliver them."""
+        """The letters for one client: for engines, which deliver them."""
         return tuple(letter for letter in self._letters if letter.receiver == receiver)
 
 
 def checked_content(content: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The content of a letter, if it consists of tensors."""
+    """The content of a letter; an error if anything in it is not a tensor."""
     for name, value in content.items():
         if not isinstance(value, Tensor):
             raise CoterieError(f"letter: {name} is {type(value).__name__}, not a tensor")

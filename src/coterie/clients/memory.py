@@ -1,5 +1,16 @@
-"""What clients remember between rounds, and how a round that is lost leaves no trace in it."""
+"""What clients keep between rounds, and how a failed round leaves no trace in it.
 
+Everything that a run carries at the clients is kept here: also how many steps and rounds they have trained, and the
+number of their training calls. So all of it survives in a checkpoint, and all of it is undone when a round fails or
+when a client is rejected because its reply or the model that it keeps is not finite.
+
+What clients keep may be larger than all the rest of a run, so nothing copies it as a whole. The log has the rows that a
+round has written. A program's rows are copied when it asks for them. A checkpoint is a `Snapshot`, which is copied only
+if somebody still holds it when memory changes next: who stores it at once pays only for the bytes. On a GPU the engine
+keeps rows as far as they fit; the others lie on the host, from where those of a cohort are sent in pinned memory.
+"""
+
+from collections import UserDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from math import prod
 from typing import Any
@@ -17,15 +28,13 @@ Value = Tensor | Models | Changes
 
 
 class Memory:
-    """Named values of a number of clients, each with a row per client and a mark of who has one.
+    """Named values of a number of clients, each with a row per client and a mark of which clients have one.
 
-    Writes are logged until `commit`, so that `rollback` can undo them, for all clients or for some. Only the rows that
-    a round writes are copied for that, and what is read of others' rows is read when it is asked for: what clients keep
-    may be larger than all the rest.
+    Writes are logged until `commit`, so that `rollback` can undo them, for all clients or for some.
     """
 
     def __init__(self, clients: int, home: Callable[[Value], torch.device] | None = None) -> None:
-        """Memory of so many clients; `home` says where to keep a value of which it sees the first rows."""
+        """Memory for a number of clients; `home` is given the first rows of a new value, and says where to keep it."""
         self.clients = clients
         self.values: MutableMapping[str, Value] = {}
         self.known: dict[str, Tensor] = {}
@@ -37,7 +46,7 @@ class Memory:
         return iter(self.values)
 
     def rows(self, positions: Tensor) -> "Memory":
-        """What some clients remember, numbered anew. It is copied when it is read for the first time."""
+        """The memory of some clients, numbered anew. A value is copied when it is read for the first time."""
         positions = positions % self.clients  # some are counted from the end
         some = Memory(len(positions))
         there = {name: known[positions] for name, known in self.known.items()}
@@ -50,7 +59,7 @@ class Memory:
         return sum(size_of(value) for value in self.values.values() if _tensors(value)[0].device == device)
 
     def snapshot(self) -> "Snapshot":
-        """What all clients remember now, to be stored."""
+        """What all clients keep now, to be stored."""
         made = Snapshot(self)
         self._snapshots.append(ref(made))
         return made
@@ -81,12 +90,9 @@ class Memory:
     def rollback(self, positions: Tensor | None = None) -> None:
         """Undo what these clients, or all, have written since the last commit."""
         self._before_writing()
+        clients = torch.arange(self.clients) if positions is None else positions % self.clients
         for name, written, before, known in reversed(self._log):
-            undone = (
-                torch.ones(len(written), dtype=torch.bool)
-                if positions is None
-                else torch.isin(written, positions % self.clients)
-            )
+            undone = torch.isin(written, clients)
             if before is not None:
                 _write(self.values[name], written[undone], _taken(before, undone.nonzero()[:, 0]))
             self.known[name][written[undone]] = known[undone]
@@ -100,66 +106,48 @@ class Memory:
             del self.values[name], self.known[name]
 
 
-class Snapshot(Mapping[str, Any]):
-    """For each name the clients that keep a value, and their rows.
+class Snapshot(UserDict[str, Any]):
+    """What all clients keep at one time: for each name the clients that have a value, and their rows.
 
-    They are copied if memory changes while this is still needed, and rows that lie apart when they are asked for.
+    Rows are copied when memory is about to change and this snapshot is still held. Rows that do not lie side by side
+    are copied whenever they are asked for.
     """
 
     def __init__(self, memory: Memory) -> None:
+        super().__init__(dict.fromkeys(memory))
         self._memory = memory
-        self._taken: dict[str, dict[str, Any]] | None = None
 
     def take(self) -> None:
-        """Copy the rows, so that what is written later does not show."""
+        """Copy all rows, so that later writes do not show here."""
         there = {name: known.nonzero()[:, 0] for name, known in self._memory.known.items()}
         values = self._memory.values
-        self._taken = {name: {"clients": own, "rows": _taken(values[name], own)} for name, own in there.items()}
+        self.data = {name: {"clients": own, "rows": _taken(values[name], own)} for name, own in there.items()}
 
     def __getitem__(self, name: str) -> dict[str, Any]:
-        if self._taken is not None:
-            return self._taken[name]
+        if self.data[name] is not None:
+            return self.data[name]
         value, positions = self._memory.values[name], self._memory.known[name].nonzero()[:, 0]
         first, last = (int(positions[0]), int(positions[-1])) if len(positions) else (0, -1)
-        # Rows that lie side by side need no copy: at some time all clients keep a model.
+        # Rows that lie side by side, as when all clients keep a model, need no copy.
         aside = last - first + 1 == len(positions)
         return {"clients": positions, "rows": value[first : last + 1] if aside else _taken(value, positions)}
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._memory.values if self._taken is None else self._taken)
 
-    def __len__(self) -> int:
-        return len(self._memory.values if self._taken is None else self._taken)
-
-
-class _RowsOnDemand(MutableMapping[str, Value]):
+class _RowsOnDemand(UserDict[str, Any]):
     """Rows of some values, copied when they are read for the first time."""
 
     def __init__(self, source: Mapping[str, Value], names: Iterable[str], positions: Tensor) -> None:
+        super().__init__(dict.fromkeys(names))
         self._source, self._positions = source, positions
-        self._rows: dict[str, Value | None] = dict.fromkeys(names)
 
     def __getitem__(self, name: str) -> Value:
-        rows = self._rows[name]
-        if rows is None:
-            rows = self._rows[name] = _taken(self._source[name], self._positions)
-        return rows
-
-    def __setitem__(self, name: str, value: Value) -> None:
-        self._rows[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        del self._rows[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._rows)
-
-    def __len__(self) -> int:
-        return len(self._rows)
+        if self.data[name] is None:
+            self.data[name] = _taken(self._source[name], self._positions)
+        return self.data[name]
 
 
 def _taken(value: Value, positions: Tensor) -> Value:
-    """A copy of some rows. From the host to a GPU they can then be sent without waiting."""
+    """A copy of some rows, made so that it can be sent from the host to a GPU without waiting (pinned memory)."""
     return _like(value, [_taken_rows(tensor, positions) for tensor in _tensors(value)])
 
 

@@ -2,11 +2,14 @@
 
 A program is registered under the module and name of its function. What runs on a client is always the client's own
 registered function: a call names it, and never brings code along.
+
+A program that writes letters has to say so, with `@program(letters=True)`: over a real network the letters are sealed,
+and the receivers' keys of the round must be fetched before such a program runs.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import Any
 
 from torch import Tensor
@@ -31,13 +34,14 @@ __all__ = [
 ]
 
 Outputs = Mapping[str, Value]
+"""What a program gives, by name."""
 
 programs: dict[str, "Program"] = {}
 """All programs by name."""
 
 
 class Program:
-    """A registered function `(clients, *inputs, **settings) -> outputs`; outputs have the client as first axis."""
+    """A registered function `(clients, *inputs, **settings) -> outputs`; all outputs have the client as first axis."""
 
     def __init__(self, function: Callable[..., Any], scoring: bool = False, letters: bool = False) -> None:
         self.function, self.scoring, self.letters = function, scoring, letters
@@ -49,7 +53,7 @@ class Program:
         update_wrapper(self, function)
 
     def __call__(self, clients: Clients, **inputs: Any) -> dict[str, Value]:
-        """Run on clients and check what comes out."""
+        """Run the function on clients, and check what comes out."""
         outputs = self.function(clients, **inputs)
         if isinstance(outputs, Models):
             outputs = {"model": outputs}
@@ -70,8 +74,7 @@ class Program:
 def program(function: Callable[..., Any] | None = None, *, scoring: bool = False, letters: bool = False) -> Any:
     """Register a function as a program.
 
-    `scoring` ones may read test data, and no method can run them. Those with `letters` may write to other clients:
-    over a real network the receivers' keys are fetched before such a program runs.
+    A program for `scoring` may read test data, and no method can run it. One with `letters` may write to other clients.
 
     >>> @coterie.program
     ... def count(clients):
@@ -80,13 +83,11 @@ def program(function: Callable[..., Any] | None = None, *, scoring: bool = False
     >>> coterie.simulate(clients=3, net="mlp").run(count).labels.shape
     torch.Size([3, 10])
     """
-
-    def decorate(function: Callable[..., Any]) -> Program:
-        made = Program(function, scoring, letters)
-        programs[made.name] = made
-        return made
-
-    return decorate if function is None else decorate(function)
+    if function is None:
+        return partial(program, scoring=scoring, letters=letters)
+    made = Program(function, scoring, letters)
+    programs[made.name] = made
+    return made
 
 
 def program_named(name: str) -> Program:
@@ -104,14 +105,14 @@ def train(clients: Clients, start: Models, local: LocalTraining, pull: float = 0
 
 @program
 def evaluate(clients: Clients, models: Models, on: str = "validation") -> Outputs:
-    """Accuracy and mean loss of models on the client's own data, and on how many samples; 0 where there are none."""
+    """Accuracy and mean loss of models on the client's own data (0 if it has none), and the number of samples."""
     result = clients.evaluate(models, on)
     return {"accuracy": result.accuracy.nan_to_num(0), "loss": result.loss.nan_to_num(0), "evaluated": result.samples}
 
 
 @program
 def choose(clients: Clients, models: Models, on: str = "train") -> Outputs:
-    """Which of several models fits the client's own data best."""
+    """The place of the model, of several, that fits the client's own data best."""
     return {"choice": clients.best_fit(models, on)}
 
 

@@ -16,7 +16,7 @@ What it cannot do: read a letter, alter one, write one in a site's name, or deli
 sender or subject, in another run or round, to a call that is not later in the round than the one that wrote it, to two
 calls, or twice to one. Once both sites have announced another round, letters of this one can no longer be read by
 anybody, not even by who gets hold of the sites' disks: the keys are deleted (from the file; a snapshot of the disk may
-still have them). The key of a run's last round goes with `Seals.forget`, or when four newer runs have come.
+still have them). The key of a run's last round goes when four newer runs have come.
 
 What is not protected: the relay can drop and delay letters. As the server it also decides which calls are made: it can
 have a call repeated and deliver what was written the first time, the second time, or both, so a program that adds
@@ -180,16 +180,17 @@ class Seals:
         self._peers = {site: _public_key(site, public) for site, public in {**peers, name: identity.public}.items()}
 
     def announce(self, run: str, round: int) -> bytes:  # noqa: A002
-        """This site's signed public key for a round, for all who write to it or hear from it.
+        """This site's signed public key for a round, which every site needs that writes to it or hears from it.
 
-        The same for every call in the same run and round. Any other round of the run, later or earlier, gets a fresh
-        key, and the one before is deleted, so that nothing sealed with it can be opened any more.
+        It is the same for every call in the same run and round. Any other round of the run, later or earlier, gets a
+        fresh key, and the one before is deleted, so that nothing sealed with it can be opened any more.
         """
         with self._store() as store:
             found = _key_of(store, run)
             if found is None or found[0] != round:
                 found = (round, X25519PrivateKey.generate())
-                _remove(store, run)
+                store.execute("DELETE FROM keys WHERE run = ?", (_encoded(run),))
+                store.execute("DELETE FROM opened WHERE run = ?", (_encoded(run),))
                 row = (_encoded(run), _counted("round", round), found[1].private_bytes_raw())
                 store.execute("INSERT INTO keys VALUES (?, ?, ?)", row)
                 # The newest have the highest rowid. Letters of runs that go are of no use without their keys.
@@ -282,11 +283,11 @@ class Seals:
 
 
 class Reading:
-    """The letters that one call reads, from `Seals.reading`: make one for each call, and one only.
+    """What one call reads. `Seals.reading` makes it, once for each call.
 
-    A letter is opened once by a reading, and never by a second call. Only a reading with the same run, round and phase,
-    which stands for the same call delivered again because the first try was lost, may open it once more. That a letter
-    was opened is on disk before its content is handed out.
+    A reading opens a letter once, and no later call can open it. Only a reading with the same run, round and phase may
+    open it once more: that is the same call, delivered again because the first try was lost. That a letter was opened
+    is on disk before its content is handed out.
     """
 
     def __init__(self, seals: Seals, at: _At, phase: int) -> None:
@@ -334,11 +335,6 @@ def _key_of(store: sqlite3.Connection, run: str) -> tuple[int, X25519PrivateKey]
     """The current round of a run, with its key."""
     row = store.execute("SELECT round, secret FROM keys WHERE run = ?", (_encoded(run),)).fetchone()
     return None if row is None else (row[0], X25519PrivateKey.from_private_bytes(row[1]))
-
-
-def _remove(store: sqlite3.Connection, run: str) -> None:
-    store.execute("DELETE FROM keys WHERE run = ?", (_encoded(run),))
-    store.execute("DELETE FROM opened WHERE run = ?", (_encoded(run),))
 
 
 def _cipher(

@@ -1,9 +1,10 @@
-"""Sums of clients' models of which nobody sees the terms: secret shares that travel as letters.
+"""Sums of clients' models that hide the single models: secret shares that travel as letters.
 
-A client asks some others for the sum of their models, each times a weight (`ask`). Each of them splits its own among
-all that were asked (`send_shares`), adds up what it gets (`send_sums`), and who asked adds up these sums (`received`):
-four programs in turn, each reading the letters of the one before. Without sharing (`none`) models go to who asked in
-the clear, and nothing is added up in between.
+A client asks some others for the sum of their models, each times a weight (`ask`). Each of these contributors splits
+its own model among all of them (`send_shares`), and adds up the shares that it gets (`send_sums`); the client that
+asked adds up these sums (`received`). These are four programs in turn, each reading the letters of the one before.
+Without sharing (`none`) contributors send their models to the client that asked as they are, and `send_sums` is left
+out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +23,11 @@ from coterie.nets.stacks import Models
 Mode = Literal["additive", "scalar", "none"]
 
 Names = Sequence[str]
-"""All clients; letters speak of them by their places here."""
+"""The names of all clients; letters name a client by its place here."""
 
 
 def ask(clients: Clients, row: int, names: Names, weights: Tensor) -> None:
-    """Let a client, by its row, ask all those for their models whose weight [client] is above 0."""
+    """Let the client in this row ask all clients whose weight [client] is above 0 for the sum of their models."""
     contributors = weights.nonzero()[:, 0]
     if len(contributors) == 1:
         raise CoterieError("a sum of one model would be that model: at least two contributors")
@@ -35,7 +36,7 @@ def ask(clients: Clients, row: int, names: Names, weights: Tensor) -> None:
 
 
 def send_shares(clients: Clients, names: Names, models: Models, mode: Mode) -> None:
-    """Split the own model, times the weight, among all contributors, for everybody who asked."""
+    """For every client that asked, split the own model, times its weight, among all contributors."""
     vectors, keys = flat(models), [sharing.new_key() for _ in range(len(clients))]
     weights: dict[str, Tensor] = {}
     for row, me in enumerate(clients.names):
@@ -55,7 +56,7 @@ def send_shares(clients: Clients, names: Names, models: Models, mode: Mode) -> N
 
 
 def send_sums(clients: Clients, names: Names, models: Models, mode: sharing.Mode) -> None:
-    """Add up the shares that were received, and the own one, for everybody who asked; if one is lost, so is the sum."""
+    """Send every client that asked the sum of the received shares and the own one; nothing, if a share is missing."""
     vectors, keys = flat(models), clients.state("key").tolist()
     for row, me in enumerate(clients.names):
         by_asking = sorted(clients.letters(row, "share"), key=_asking)  # a stable sort: senders stay in order
@@ -66,7 +67,7 @@ def send_sums(clients: Clients, names: Names, models: Models, mode: sharing.Mode
                 continue
             asking = names[place]
             weight = clients.state(f"weight for {asking}")[row].cpu()
-            # The own share is made again from the key, instead of keeping one for everybody who asked.
+            # The own share is made again from the key, so that not one for every client that asked must be kept.
             own = _shares(clients, weight * vectors[row], len(contributors), mode, bytes(keys[row]), asking)[0]
             total = sum((content["values"] for content in received.values()), start=own)
             clients.write(row, asking, "sum", values=total)
@@ -74,7 +75,7 @@ def send_sums(clients: Clients, names: Names, models: Models, mode: sharing.Mode
 
 
 def received(clients: Clients, row: int, names: Names, weights: Tensor) -> Tensor | None:
-    """The sum that a client, by its row, asked for with these weights; nothing if it is not complete."""
+    """The sum that the client in this row asked for with these weights; None if a contributor's part is missing."""
     sums = clients.letters(row, "sum")
     if not sums or {letter.sender for letter in sums} != {names[other] for other in weights.nonzero()[:, 0].tolist()}:
         return None
@@ -82,7 +83,7 @@ def received(clients: Clients, row: int, names: Names, weights: Tensor) -> Tenso
 
 
 def traffic(contributors: int, numbers: int, mode: Mode, itemsize: int) -> Mapping[str, int]:
-    """Bytes of all letters for one sum of models of so many numbers of `itemsize` bytes, by subject."""
+    """Bytes by subject of all letters for one sum of models, which have this many numbers of `itemsize` bytes."""
     listed = 8 + 8 * contributors  # a number, and the list of contributors
     size = numbers * (itemsize if mode == "none" else 8)
     shares = 0 if mode == "none" else contributors * (contributors - 1)
@@ -90,14 +91,14 @@ def traffic(contributors: int, numbers: int, mode: Mode, itemsize: int) -> Mappi
 
 
 def can_be_shared(models: Models) -> Tensor:
-    """Whether models [client] are of numbers that are small enough for shares."""
+    """Whether all numbers of models [client] are small enough to be shared."""
     return torch.cat(models.tensors, dim=1).abs().amax(dim=1) <= sharing.LARGEST
 
 
 def mixed(clients: Clients, names: Names, own: Models, weights: Tensor) -> Models:
     """Each client's own model, mixed with the sum that it asked for with these weights [client, other].
 
-    The own one counts for 1. A client whose sum is not complete keeps its own.
+    The own model has weight 1. A client whose sum is not complete keeps its own model.
     """
     numbers = flat(own)
     for row, given in enumerate(weights):
@@ -117,6 +118,6 @@ def _asking(letter: Letter) -> int:
 
 
 def _shares(clients: Clients, vector: Tensor, parties: int, mode: sharing.Mode, key: bytes, asking: str) -> Tensor:
-    """Shares for the sum of one that asked; the first is the own one."""
+    """Shares of a model for the client that asked for the sum; the first one stays with the model's owner."""
     layers = [*clients.net.parameters.sizes, *clients.net.buffers.sizes]
     return torch.from_numpy(sharing.split(vector, parties, mode, seed=key + asking.encode(), layers=layers))

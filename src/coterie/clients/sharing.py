@@ -1,4 +1,6 @@
-"""Secret sharing: a model in parts of which only all together say anything, so that a sum is had without its terms.
+"""Secret sharing: a model is split into shares that say nothing unless all are put together.
+
+So clients can find the sum of their models without anybody seeing a single one.
 
 `additive` is the default. Numbers are rounded to multiples of `STEP` and become elements of the ring of integers modulo
 2**64. All shares but the last are uniformly random, and the last is what is missing to the model: any n - 1 of n shares
@@ -7,7 +9,7 @@ differs from the plain sum by at most half a step for each model in it. Numbers 
 thousands of such models summed, before the ring is full.
 
 `scalar` is SLFed's own scheme (Eq. 17): each layer is multiplied by random numbers that sum to 1. It is kept for
-comparison: every single share is the layer itself, but for its scale.
+comparison: every single share is the layer itself, up to a factor.
 
 The random shares are expanded (SHAKE-256) from 256 bits of the operating system's entropy.
 """
@@ -38,7 +40,7 @@ log = logging.getLogger("coterie")
 
 
 def new_key() -> bytes:
-    """A secret to make shares from, of the operating system's entropy."""
+    """A secret from which shares are made, drawn from the operating system's entropy."""
     return secrets.token_bytes(32)
 
 
@@ -49,11 +51,11 @@ def split(
     seed: int | bytes | None = None,
     layers: Sequence[int] | None = None,
 ) -> np.ndarray:
-    """A model [parameter] in shares [party, parameter]: elements of the ring as int64, or in `scalar` parts as float64.
+    """The shares [party, parameter] of a model [parameter]: int64 in the ring, or for `scalar` float64.
 
     A whole number as seed makes shares that anybody can repeat, for tests only; bytes are a secret of the client's own
     (`new_key`), from which it can make the same shares again. `layers` are the numbers of parameters in each layer, for
-    `scalar`; by default the model is one.
+    `scalar`; by default the whole model is one layer.
     """
     values = np.asarray(model.detach().cpu() if isinstance(model, Tensor) else model, dtype=np.float64)
     if values.ndim != 1:
@@ -76,9 +78,9 @@ def split(
 
 
 def combine(shares: Any) -> np.ndarray:
-    """The model [parameter], or the sum of models, whose shares these are, or sums of their shares, [party, parameter].
+    """The model [parameter] that was split into these shares [party, parameter].
 
-    A sum of some shares is again a share: `combine` adds up whatever it is given, without looking inside.
+    Sums of the shares of several models are shares of the models' sum: then the result is that sum.
     """
     shares = np.asarray(shares.detach().cpu() if isinstance(shares, Tensor) else shares)
     if shares.ndim != 2 or not len(shares):
@@ -87,8 +89,9 @@ def combine(shares: Any) -> np.ndarray:
 
 
 def _encoded(values: np.ndarray) -> np.ndarray:
+    """Numbers as elements of the ring."""
     largest = np.abs(values).max(initial=0)
-    if not largest <= LARGEST:  # not so for NaN either
+    if not largest <= LARGEST:  # so that NaN is refused too
         raise CoterieError(f"a model with a number as large as {largest:g} cannot be shared: at most {LARGEST:g}")
     return np.rint(values / STEP).astype(np.int64)
 
@@ -99,12 +102,12 @@ def _sum(shares: np.ndarray) -> np.ndarray:
 
 
 def _random(key: bytes, shape: tuple[int, ...]) -> np.ndarray:
-    """Elements of the ring, uniformly random to whoever does not have the key."""
+    """Elements of the ring that look uniformly random to everybody who does not have the key."""
     return np.frombuffer(hashlib.shake_256(key).digest(8 * int(np.prod(shape))), dtype="<i8").reshape(shape)
 
 
 def _parts_of_one(key: bytes, parties: int, layers: int) -> np.ndarray:
-    """SLFed's X, [party, layer]: random shares of 1 for each layer, uniform among all such."""
+    """SLFed's X, [party, layer]: for each layer random factors that sum to 1, uniform among all that do."""
     uniform = ((_random(key, (parties, layers)) >> 11) & (1 << 53) - 1) * 2.0**-53
     heights = -np.log1p(-uniform) + 1e-300
     return heights / heights.sum(axis=0)

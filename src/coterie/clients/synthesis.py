@@ -2,8 +2,9 @@
 
 Every client has a weak GAN (Goodfellow et al., "Generative adversarial nets", NeurIPS 2014): a generator and a
 discriminator of one hidden layer each, for inputs of any shape that are normalised. Both are one module, trained
-together by the one local training loop: each is frozen in the other's term of the loss. A little training is enough
-where samples need only be more like the client's data than noise is; and who trained little shows little.
+together by the one local training loop: each is frozen in the other's term of the loss. A little training is enough,
+because samples need only be more like the client's data than noise is; and the less a GAN is trained, the less it
+shows.
 """
 
 from functools import cache
@@ -22,16 +23,17 @@ from coterie.training.local import LocalTraining
 from coterie.training.loop import Batch, LocalModel
 
 _LATENT = 32
-"""Numbers that the generator makes a sample from."""
+"""How many numbers the generator makes a sample from."""
 
 _HIDDEN = 128
+"""Units in the hidden layers."""
 
 _LEVELS = 255
-"""Steps between the lowest and the highest number of packed samples: they travel as bytes, as images do."""
+"""Steps between the lowest and the highest number of samples that are packed as bytes, as images are."""
 
 
 class _GAN(nn.Module):
-    """Generator and discriminator; called on samples it judges them, called to `make` it turns noise into samples."""
+    """Generator and discriminator. Called on samples it judges them; with `make` it turns noise into samples."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -50,7 +52,7 @@ def _layers(inputs: int, outputs: int) -> nn.Sequential:
 
 
 def _bounded(numbers: Tensor) -> Tensor:
-    """Numbers within three deviations of normalised inputs."""
+    """Numbers, bounded smoothly to three deviations of normalised inputs."""
     return 3 * torch.tanh(numbers / 3)
 
 
@@ -67,7 +69,7 @@ def _generator_net(shape: tuple[int, ...], device: torch.device, dtype: torch.dt
 
 
 def adversarial(model: LocalModel, batch: Batch, key: Tensor) -> Tensor:
-    """The loss of both players: the discriminator tells real from made, the generator is taken for real."""
+    """The loss of both players: the discriminator is to tell made samples from real ones, the generator to fool it."""
     noise = 2 * uniform(key, len(batch.x), _LATENT).to(batch.x.dtype) - 1
     made = model(noise, True)
     judged = F.softplus(-model(batch)) + F.softplus(model(made.detach()))
@@ -78,8 +80,8 @@ def adversarial(model: LocalModel, batch: Batch, key: Tensor) -> Tensor:
 def synthetic(clients: Clients, training: LocalTraining, count: int, since: int) -> tuple[Tensor, Tensor]:
     """The samples that each client shows, [client, row, ...] as bytes, and their bounds [client, 2]; see `packed`.
 
-    A client keeps its GAN and its samples. If these are from before the round `since`, it trains the GAN further and
-    makes new ones from new noise.
+    A client keeps its GAN and its samples. If the samples are from before the round `since`, it trains the GAN further
+    and makes new ones from new noise.
     """
     made = clients.state("made", torch.zeros(len(clients), dtype=torch.int64)).cpu()
     due = made < since
@@ -95,8 +97,11 @@ def synthetic(clients: Clients, training: LocalTraining, count: int, since: int)
 
 
 def last_refresh(round: int, every: int) -> int:  # noqa: A002
-    """The last round so far in which synthetic samples are made anew: 1, then three times `every` rounds later, and
-    then after twice as many rounds each time."""
+    """The last round, up to this one, in which synthetic samples are made anew.
+
+    The first is round 1. Three times the next is `every` rounds later, and then after twice as many rounds each time.
+    With 0 there is no next.
+    """
     last, made = 1, 1
     while every and last + every <= round:
         last, made = last + every, made + 1
@@ -105,7 +110,7 @@ def last_refresh(round: int, every: int) -> int:  # noqa: A002
 
 
 def _trained(clients: Clients, training: LocalTraining, due: Tensor) -> Tensor:
-    """The clients' GANs [client, parameter], with some more training for those who are due."""
+    """The clients' GANs [client, parameter], after some more training of those that are `due` [client]."""
     net = gan_net(clients.net.shape, clients.net.device, clients.net.dtype)
     fresh = clients.initial(net)
     start = Models(net, clients.state("gan", fresh.parameters), fresh.buffers)
@@ -116,7 +121,7 @@ def _trained(clients: Clients, training: LocalTraining, due: Tensor) -> Tensor:
 
 
 def _drawn(clients: Clients, gan: Tensor, count: int) -> Tensor:
-    """So many samples from each client's GAN [client, parameter]: [client, row, ...], from new noise in every round."""
+    """Samples [client, row, ...], `count` from each client's GAN [client, parameter], from new noise in every round."""
     shape, device, dtype = clients.net.shape, clients.net.device, clients.net.dtype
     noise = np.stack([rng.uniform(-1, 1, (count, _LATENT)) for rng in clients.generators("synthetic samples")])
     generator = gan[:, gan_net(shape, device, dtype).part("generator")]
@@ -143,7 +148,7 @@ def unpacked(samples: Tensor, bounds: Tensor) -> Tensor:
 def class_counts(clients: Clients, models: Models, samples: Tensor, bounds: Tensor) -> Tensor:
     """How often the clients' models predict each class for packed samples [client, row, ...]: [client, class].
 
-    They are unpacked where the models are: there are many. The counts lie on the host.
+    Samples are unpacked on the models' device, because they are many. The counts lie on the host.
     """
     device = clients.net.device
     predicted = clients.predict(models, unpacked(samples.to(device), bounds.to(device))).argmax(dim=2).cpu()

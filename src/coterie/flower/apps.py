@@ -326,7 +326,7 @@ class AppClients(Clients):
 
     def evaluate(self, models: Models, on: str = "train", mixture: Tensor | None = None) -> Evaluation:
         """How models do on the client's own data, as the app's evaluate handler measures it."""
-        self._check_stack(models, "models")
+        self._check_stack(models)
         if mixture is not None:
             raise _beyond("a mixture of predictions")
         if on not in PARTS:

@@ -12,19 +12,15 @@ from torch import Tensor
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
 from coterie.core.errors import SettingsError
+from coterie.methods import cfl, fedavg, feddc, ifca, scaffold
 from coterie.methods.cfl import CFL
-from coterie.methods.cfl import State as Tree
 from coterie.methods.fedavg import FedAvg
-from coterie.methods.fedavg import State as OneModel
 from coterie.methods.feddc import FedDC, train_corrected
-from coterie.methods.feddc import State as Corrected
 from coterie.methods.fedfa import FedFa
 from coterie.methods.fedprox import FedProx
 from coterie.methods.flis import FLISDC, FLISHC
 from coterie.methods.ifca import IFCA
-from coterie.methods.ifca import State as Several
 from coterie.methods.scaffold import Scaffold, train_controlled
-from coterie.methods.scaffold import State as Controlled
 from coterie.nets.stacks import Changes, Models
 from coterie.server.federation import Federation, Replies
 from coterie.server.method import method_variant
@@ -39,8 +35,8 @@ class FedProxWithoutPull(FedProx):
     """Leave the pull out, as public code does by mistake: CAFA's takes it from tensors without a gradient, PACFL's from
     the model itself, so that it is always zero. FedProx's rows in tables made with them are FedAvg's."""
 
-    def round(self, fed: Federation, state: OneModel) -> OneModel:
-        """FedAvg's."""
+    def round(self, fed: Federation, state: fedavg.State) -> fedavg.State:
+        """A round of FedAvg."""
         return FedAvg.round(self, fed, state)
 
 
@@ -53,12 +49,12 @@ class ScaffoldOfPublicCode(Scaffold):
     `niid-bench` starts the control variates from a random net instead of zero, and `pacfl` divides their changes by the
     cohort instead of by all clients. Both weigh by samples; that they correct outside of momentum is not repeated."""
 
-    def begin(self, fed: Federation) -> Controlled:
+    def begin(self, fed: Federation) -> scaffold.State:
         """A fresh model, and control variates from zero or from a random net."""
-        return Controlled(fed.new_model(), self._first(fed), len(fed.clients))
+        return scaffold.State(fed.new_model(), self._first(fed), len(fed.clients))
 
-    def round(self, fed: Federation, state: Controlled) -> Controlled:
-        """As SCAFFOLD's, with other first control variates, counts of gradients and means."""
+    def round(self, fed: Federation, state: scaffold.State) -> scaffold.State:
+        """A round of SCAFFOLD with other first control variates, counts of gradients and means."""
         inputs = {"start": state.model, "control": state.control, "first": self._first(fed)}
         replies = fed.run(control_as_published, fed.sample(self.participation), shared=inputs, local=self.local)
         if self.compat == "pacfl":
@@ -89,8 +85,8 @@ class FedDCOfAverageLength(FedDC):
     steps of a client of average size and by the rate of the first round, whatever the client's own steps and the
     schedule are. Its weights by size, which are 1 for equal clients, are not repeated."""
 
-    def trained(self, fed: Federation, state: Corrected) -> Replies:
-        """As FedDC's, with K eta of a client of average size in the first round."""
+    def trained(self, fed: Federation, state: feddc.State) -> Replies:
+        """What FedDC's cohort sends, with the K eta that a client of average size has in the first round."""
         length = self.steps_for(round(float(fed.sizes.double().mean()))) * self.rate
         cohort, inputs = fed.sample(self.participation), self.sent(state)
         told: dict[str, Any] = {"local": self.local, "alpha": self.alpha, "length": length}
@@ -121,7 +117,7 @@ class FedFaBackwards(FedFa):
 
     @property
     def step_rate(self) -> float:
-        """-eta."""
+        """eta, below 0."""
         return -super().step_rate
 
 
@@ -133,16 +129,13 @@ class IFCAOnTestData(IFCA):
     """Let clients choose by accuracy on their own test data, as the code does (PACFL's) that FLIS's comparison seems to
     rest on, and which scores the view `last`. For reproduction."""
 
-    @property
-    def reads_test_data(self) -> bool:
-        """It does."""
-        return True
+    reads_test_data = True
 
-    def round(self, fed: Federation, state: Several) -> Several:
-        """As IFCA's, with another choice."""
+    def round(self, fed: Federation, state: ifca.State) -> ifca.State:
+        """A round of IFCA with another choice."""
         cohort = fed.sample(self.participation)
         replies = fed.run(choose_on_test_and_train, cohort, shared=state.models, local=self.local)
-        return Several(replies.average(self.weighting, by=replies.choice, otherwise=state.models))
+        return ifca.State(replies.average(self.weighting, by=replies.choice, otherwise=state.models))
 
 
 @program
@@ -167,11 +160,11 @@ class CFLByPositions(CFL):
             raise SettingsError(f"participation={self.participation}: the code that compat repeats asks all clients")
 
     def named(self, clients: np.ndarray) -> np.ndarray:
-        """Their positions inside the cluster."""
+        """Positions inside the cluster, instead of the clients' own numbers."""
         return np.arange(len(clients))
 
-    def divided(self, number: int, tree: Tree, replies: Replies, updates: Changes, fresh: Tensor) -> Tree:
-        """As CFL's; then every client that is in no cluster gets one of its own."""
+    def divided(self, number: int, tree: cfl.State, replies: Replies, updates: Changes, fresh: Tensor) -> cfl.State:
+        """The tree after CFL's splits; then every client that is in no cluster gets one of its own."""
         tree = super().divided(number, tree, replies, updates, fresh)
         lost = (~tree.members.any(dim=0)).nonzero().numpy()
         return tree.split(0, np.array([], dtype=np.int64), list(lost))

@@ -125,7 +125,8 @@ class AutoCFL(Method):
         pace = pacing.observed(pace, replies.clients, replies.loss)
         distance = evidence.weight_distance(replies.model, layer="last")  # M
         noted = {"distance": everywhere(distance, replies.clients, len(fed.names))}
-        if self._ready(fed.round, pace):
+        last = self.cluster_round if self.stop == "round" else self.last_round
+        if fed.round >= last or (self.stop == "variance" and pacing.rises(pace)):
             found = grouping.vote(distance, replies.samples, weighted=self.weighted, guard=self.guard)
             clusters = Clusters.found(fed, replies, found)
             return Noted(State(pace, clusters, model, clusters.models.part("head")), noted)
@@ -133,17 +134,12 @@ class AutoCFL(Method):
             pace = pacing.adjusted(pace, fed.sizes, self.growth, self.capped)
         return Noted(State(pace, Clusters.one(replies.average(), fed)), noted)
 
-    def _ready(self, number: int, pace: Pace) -> bool:
-        if self.stop == "round":
-            return number >= self.cluster_round
-        return pacing.rises(pace) or number >= self.last_round
-
     def serve(self, fed: Federation, state: State) -> Served:
         """The model of each client's cluster; one that has none yet gets the model from before there were clusters."""
         return state.clusters.serve(fed, otherwise=state.origin)
 
     def insight(self, fed: Federation, state: State) -> Mapping[str, Any]:
-        """What adjusting epochs rests on, and the clusters."""
+        """The clients' epochs and cumulative losses, and the clusters."""
         return pacing.insight(state.pace) | {"clusters": state.clusters.of(fed)}
 
 

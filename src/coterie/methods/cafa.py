@@ -37,11 +37,9 @@ from coterie.core.records import state
 from coterie.moves import evidence, grouping, mixing
 from coterie.moves.grouping import Grouping, Silhouette
 from coterie.nets.stacks import Models
-from coterie.server import serving
 from coterie.server.federation import Federation, Replies
 from coterie.server.fitting import Noted
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 
@@ -89,7 +87,7 @@ class CAFA(Method):
         return Noted(replace(state, model=(weights @ replies.model)[0]), findings)  # Eq. 11
 
     def _classified(self, fed: Federation, state: State) -> tuple[State, dict[str, Any]]:
-        """CBCC: everybody's cluster, anew if somebody is new (Section III-A); and what it rests on."""
+        """CBCC: the clusters, found anew if there is a new client (Section III-A), and what figures show of them."""
         counts, labels = fed.grown(state.counts), fed.grown(state.labels, -1)
         replies = fed.ask(label_histogram, fed.unplaced(labels))
         if replies is None:
@@ -111,7 +109,7 @@ class CAFA(Method):
         return grouping.kmeans(shares, self.clusters, seed=seed)
 
     def _cohort(self, fed: Federation, state: State) -> np.ndarray:
-        """A share of the clients that are there and, where clusters count, in one."""
+        """A share of the clients that are there and, where clusters count, in a cluster."""
         there = fed.clients if self.stages == "abfa" else np.setdiff1d(fed.clients, fed.unplaced(state.labels))
         return fed.sample(self.participation, among=there)
 
@@ -148,10 +146,6 @@ class CAFA(Method):
         samples = torch.zeros(count, dtype=torch.int64)
         samples[rows] = judges.evaluated.cpu()
         return accuracy, samples
-
-    def serve(self, fed: Federation, state: State) -> Served:
-        """The one model."""
-        return serving.one(state.model, len(fed.names))
 
     def insight(self, fed: Federation, state: State) -> Mapping[str, Any]:
         """The clusters, and the shares of labels that they rest on."""

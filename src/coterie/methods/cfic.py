@@ -41,7 +41,6 @@ from coterie.nets.stacks import Changes, Models
 from coterie.server import serving
 from coterie.server.federation import Federation, Replies
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 
 
 @state
@@ -90,7 +89,7 @@ class CFIC(Method):
         return State(model, model.zeros(), model, torch.full((len(fed.names),), -1))
 
     def round(self, fed: Federation, state: State) -> State:
-        """Ask who is new, let a cohort from all clusters train, and correct its mean."""
+        """Ask new clients for their labels, let a cohort from all clusters train, and correct its mean."""
         labels = self._asked(fed, state.labels, fed.clients if self.ask == "all" else fed.clients[:0])
         replies = fed.run(train, self._cohort(fed, labels), shared=state.model, local=self.local)
         labels = self._asked(fed, labels, replies.clients)
@@ -115,7 +114,7 @@ class CFIC(Method):
         clusters = Grouping.of(labels[present])  # whoever is unknown is in none, and drawn with what is left over
         return sampling.stratified(clusters, count, self.quota, fed.generator("sample"), present)
 
-    def serve(self, fed: Federation, state: State) -> Served:
+    def serve(self, fed: Federation, state: State) -> serving.Served:
         """The one model."""
         return serving.one(state.average if self.serves == "average" else state.model, len(fed.names))
 

@@ -34,10 +34,10 @@ from coterie.core.fields import NonNegative, at_least, within
 from coterie.core.records import state
 from coterie.moves import evidence, grouping, mixing
 from coterie.nets.stacks import Changes
+from coterie.server import serving
 from coterie.server.cluster_tree import ClusterTree
 from coterie.server.federation import Federation, Replies
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 
 
 @state
@@ -60,7 +60,7 @@ class CFL(Method):
     what the authors' 0.4 is of their 1.6."""
 
     client_norm: NonNegative = 0.5
-    """eps_2: and if some client's update is longer than this."""
+    """eps_2: and it is split only if some client's update is longer than this."""
 
     relative: bool = True
     """Whether `mean_norm` is in units of the longest update of the cluster in that round, and `client_norm` of the
@@ -106,7 +106,7 @@ class CFL(Method):
         return tree
 
     def named(self, clients: np.ndarray) -> np.ndarray:
-        """What the clients of a cluster that is split are called on its sides."""
+        """The numbers by which clients of a cluster that is split are put on its sides: their own."""
         return clients
 
     def _sides(self, number: int, updates: Changes, samples: Tensor, unit: float) -> np.ndarray | None:
@@ -123,9 +123,9 @@ class CFL(Method):
             return None
         return sides
 
-    def serve(self, fed: Federation, state: State) -> Served:
+    def serve(self, fed: Federation, state: State) -> serving.Served:
         """The model of the node that each client is at."""
-        return state.serve(fed)
+        return serving.each(state.models, state.grown(fed).place)
 
 
 def _across(similarity: np.ndarray, sides: np.ndarray) -> float:

@@ -26,10 +26,8 @@ from coterie.clients.programs import train
 from coterie.core.records import state
 from coterie.moves import mixing, sampling
 from coterie.nets.stacks import Changes, Models, angles
-from coterie.server import serving
 from coterie.server.federation import Federation
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 
 
 @state
@@ -78,7 +76,3 @@ class ClusteredSampling(Method):
         counts = np.zeros(len(fed.names), dtype=np.int64)
         counts[present] = sampling.draw(chances, fed.generator("sample"))
         return counts
-
-    def serve(self, fed: Federation, state: State) -> Served:
-        """The one model."""
-        return serving.one(state.model, len(fed.names))

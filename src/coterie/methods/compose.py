@@ -14,7 +14,7 @@ made of:
 | | `key` | by dominant label (CFIC Eq. 2); needs the evidence `labels` |
 | | `vote` | gaps and votes (AutoCFL Algorithm 1) |
 | | `neighbourhoods` | around every client those at least so similar; they overlap (FLIS-DC) |
-| | `linkage` | a tree, cut by similarity or into so many clusters (FL+HC, FLIS-HC) |
+| | `linkage` | a tree, cut by similarity or into `clusters` (FL+HC, FLIS-HC) |
 | | `bipartition` | two groups as dissimilar as can be (CFL) |
 | | `kmeans`, `silhouette` | k-means with k given, or chosen by silhouette (CAFA Eqs. 3-6) |
 | | `dbscan`, `density` | dense regions (AutoCFL Table 4; HDBSCAN) |
@@ -37,24 +37,22 @@ from coterie.core.errors import SettingsError
 from coterie.core.fields import Count, at_least, within
 from coterie.core.records import state
 from coterie.moves import composing
-from coterie.moves.composing import Alike
 from coterie.moves.mixing import personal
 from coterie.nets.stacks import Models
 from coterie.server import serving
 from coterie.server.federation import Federation, Replies
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 
 
 @state
 class State:
-    """The groups' models, which each client trains, and whose models they are mixed of."""
+    """The groups' models, which of them each client trains, and of whose models they are mixed."""
 
     models: Models
     home: Tensor
     """The place of each client's model, [client]; -1 before it is known."""
     weights: Tensor
-    """What a client's model counts for in a group's, [group, client]."""
+    """The weight of each client's model in each group's, [group, client]."""
 
 
 @method("compose")
@@ -70,10 +68,10 @@ class Compose(Method):
     grouping: Literal[
         "one", "key", "vote", "neighbourhoods", "linkage", "bipartition", "kmeans", "silhouette", "dbscan", "density"
     ] = "vote"
-    """How groups are made of it."""
+    """How clients are grouped by it."""
 
     mixing: Literal["samples", "uniform", "similarity"] = "samples"
-    """What members of a group count for."""
+    """How the members of a group are weighted."""
 
     group_round: Count = 3
     """The round in which clients are compared and grouped. 3 is where AutoCFL does so."""
@@ -82,16 +80,16 @@ class Compose(Method):
     """Rounds after which they are grouped anew; 0 keeps the groups."""
 
     threshold: Annotated[float, within("[0, 1)", "a similarity in [0, 1); 0 is one group for all")] = 0.5
-    """How similar clients of a group are at least, for `neighbourhoods`, `linkage` and `dbscan`."""
+    """For `neighbourhoods`, `linkage` and `dbscan`: how similar clients of a group must be."""
 
     clusters: Count | None = None
     """How many groups `kmeans` makes, or `linkage` instead of going by the threshold."""
 
     linkage: Literal["average", "complete", "single", "ward"] = "average"
-    """What similarity between groups means to `linkage`."""
+    """For `linkage`: how the similarity of two groups follows from that of their clients."""
 
     guard: Annotated[float, at_least(0, "at least 0")] = 0.1
-    """For `vote`: smaller gaps, relative to the median distance, are none (see AutoCFL)."""
+    """For `vote`: gaps that are a smaller part of the median distance do not count (see AutoCFL)."""
 
     weighted: bool = True
     """For `vote`: votes count by samples, as in AutoCFL, or alike."""
@@ -116,11 +114,11 @@ class Compose(Method):
 
     @property
     def server_samples(self) -> int:
-        """What FLIS has, where predictions on them are compared."""
+        """As many as FLIS has if predictions on them are compared, else none."""
         return 100 if self.evidence == "inference" else 0
 
     def begin(self, fed: Federation) -> State:
-        """One fresh model for all."""
+        """One fresh model for all clients, who are one group."""
         if self.evidence == "inference":
             _ = fed.server  # says what to do if there is nothing to compare models on
         clients = len(fed.names)
@@ -128,7 +126,7 @@ class Compose(Method):
         return State(fed.new_model().expand(1), torch.zeros(clients, dtype=torch.int64), weights)
 
     def round(self, fed: Federation, state: State) -> State:
-        """Train the groups' models and mix them; in a round for that, compare everybody and make groups first."""
+        """Let clients train their groups' models, and mix them; in some rounds make new groups of all clients first."""
         due, state = fed.is_due(self.group_round, self.regroup), self._placed(fed, state)
         cohort = np.setdiff1d(fed.clients if due else fed.sample(self.participation), fed.unplaced(state.home))
         if not len(cohort):
@@ -158,7 +156,7 @@ class Compose(Method):
         weights[choice, new] = weights.max(dim=1).values[choice]  # as much as the weightiest member
         return State(state.models, fed.updated(home, new, choice), weights)
 
-    def _compared(self, fed: Federation, replies: Replies, start: Models, counts: Tensor) -> Alike:
+    def _compared(self, fed: Federation, replies: Replies, start: Models, counts: Tensor) -> composing.Alike:
         """How alike the clients are that answered."""
         match self.evidence:
             case "labels":
@@ -170,8 +168,8 @@ class Compose(Method):
             case _:
                 return composing.by_inference(fed.server.predict(replies.model), self.predictions == "hard")
 
-    def _grouped(self, fed: Federation, replies: Replies, alike: Alike) -> State:
-        """Groups of the clients that answered, each with a member's model until they are mixed."""
+    def _grouped(self, fed: Federation, replies: Replies, alike: composing.Alike) -> State:
+        """Groups of the clients that answered; each has a member's model until they are mixed."""
         groups, home = composing.home_of(composing.grouped(alike, replies.samples, fed.seed, self))
         weights = torch.from_numpy(groups.matrix).double()
         if self.mixing == "similarity":
@@ -181,12 +179,12 @@ class Compose(Method):
         homes = fed.updated(torch.empty(0, dtype=torch.int64), replies.clients, home, otherwise=-1)
         return State(replies.model[weights.argmax(dim=1)], homes, everywhere)
 
-    def serve(self, fed: Federation, state: State) -> Served:
+    def serve(self, fed: Federation, state: State) -> serving.Served:
         """To each client its group's model."""
         return serving.each(state.models, state.home.clamp(min=0))
 
     def insight(self, fed: Federation, state: State) -> Mapping[str, Any]:
-        """Whose models each client's is mixed of, if all take part."""
+        """The weights by which each client's model is mixed of all models, if all clients take part."""
         weights = state.weights * fed.sizes[: state.weights.shape[1]] if self.mixing == "samples" else state.weights
         mixed = (weights / weights.sum(dim=1, keepdim=True))[state.home.clamp(min=0)]
         return {"mixing": torch.where((state.home < 0)[:, None], torch.nan, mixed)}

@@ -21,7 +21,6 @@ from coterie.nets.stacks import Models
 from coterie.server import serving
 from coterie.server.federation import Federation
 from coterie.server.method import method
-from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 
@@ -34,11 +33,11 @@ class Ditto(FedAvg):
     are explicit, `mu` times `rate` must stay below 2."""
 
     def round(self, fed: Federation, state: State) -> State:
-        """As FedAvg's; clients train their own models too."""
+        """A round of FedAvg in which clients train their own models too."""
         cohort = fed.sample(self.participation)
         return self.step(state, fed.run(train_both, cohort, shared=state.model, local=self.local, mu=self.mu))
 
-    def serve(self, fed: Federation, state: State) -> Served:
+    def serve(self, fed: Federation, state: State) -> serving.Served:
         """Each client's own model."""
         return serving.kept("model")
 

@@ -14,10 +14,8 @@ from coterie.core.fields import Fraction, Positive
 from coterie.core.records import state
 from coterie.moves import server_steps
 from coterie.nets.stacks import Changes, Models
-from coterie.server import serving
 from coterie.server.federation import Federation, Replies
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 
 
 @state
@@ -57,7 +55,3 @@ class FedAvg(Method):
         """The server's step, from what the cohort sent."""
         mean = replies.average(self.weighting)
         return State(*server_steps.momentum(state.model, mean, state.velocity, self.server_rate, self.server_momentum))
-
-    def serve(self, fed: Federation, state: State) -> Served:
-        """The one model."""
-        return serving.one(state.model, len(fed.names))

@@ -17,7 +17,6 @@ step.
 
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
-from coterie.core.errors import SettingsError
 from coterie.core.records import state
 from coterie.methods.feddyn import FedDyn
 from coterie.methods.feddyn import State as DynamicState
@@ -30,7 +29,7 @@ from coterie.training.local import LocalTraining
 
 @state
 class State(DynamicState):
-    """As FedDyn's, and the server's control variate G."""
+    """FedDyn's state, and the server's control variate G."""
 
     control: Changes
 
@@ -41,14 +40,10 @@ class FedDC(FedDyn):
 
     sends = "two models each way: the model and a control variate down, the trained model and the variate's change up"
     gives_away = "its trained model, and its mean gradient by the change of its control variate"
+    sgd_only = "control variates are made for sgd"
 
     correction: bool = True
     """Whether clients use control variates; without them it is FedDyn to the last bit."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.optimizer != "sgd":
-            raise SettingsError(f"optimizer={self.optimizer}: control variates are made for sgd")
 
     def begin(self, fed: Federation) -> State:
         """A fresh model, no drift and no correction yet."""
@@ -56,7 +51,7 @@ class FedDC(FedDyn):
         return State(model, model, model.zeros(), len(fed.clients), model.zeros())
 
     def round(self, fed: Federation, state: State) -> State:  # type: ignore[override]
-        """As FedDyn's, and the control variates move too."""
+        """A round of FedDyn in which the control variates move too."""
         replies = self.trained(fed, state)
         clients, control = max(state.clients, len(fed.clients)), state.control
         if self.correction:
@@ -90,7 +85,7 @@ def train_corrected(
     control: Changes | None,
     length: float | None = None,
 ) -> Outputs:
-    """The same; `length` stands for K eta if it is not to be the client's own."""
+    """FedDC's client. `length`, if given, replaces its own K eta."""
     drift = clients.state("drift", otherwise=start.zeros())
     own = clients.state("control", otherwise=start.zeros())
     correction = start.zeros() if control is None else control - own

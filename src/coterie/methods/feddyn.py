@@ -1,4 +1,4 @@
-"""FedDyn: a regulariser that learns, so that the clients' optima move to everybody's.
+"""FedDyn: a regulariser that changes over rounds, so that the clients' optima move to that of all clients.
 
 Acar, Zhao, Matas, Mattina, Whatmough and Saligrama, "Federated learning based on dynamic regularization", ICLR 2021.
 
@@ -27,7 +27,6 @@ from coterie.nets.stacks import Changes, Models
 from coterie.server import serving
 from coterie.server.federation import Federation, Replies
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 
@@ -71,12 +70,12 @@ class FedDyn(Method):
         return self.step(state, replies, max(state.clients, len(fed.clients)))
 
     def step(self, state: State, replies: Replies, clients: int) -> State:
-        """The server's step, from what the cohort sent; there are so many clients in all."""
+        """The server's step, from what the cohort sent; `clients` is the number of all clients."""
         mean, changes = replies.average("uniform"), replies.model - state.model
         drift = server_steps.mean_over_all(state.drift, state.clients, changes, clients)
         return State(mean + drift, mean, drift, clients)
 
-    def serve(self, fed: Federation, state: State) -> Served:
+    def serve(self, fed: Federation, state: State) -> serving.Served:
         """The corrected model, or the mean."""
         return serving.one(state.model if self.serves == "cloud" else state.mean, len(fed.names))
 

@@ -26,7 +26,6 @@ from coterie.nets.stacks import Models
 from coterie.server import serving
 from coterie.server.federation import Federation
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 
@@ -58,7 +57,7 @@ class FedEM(Method):
         weights = mixing.by_samples(replies.samples)
         return State(Models.cat([weights @ replies.model[:, component] for component in range(self.components)]))
 
-    def serve(self, fed: Federation, state: State) -> Served:
+    def serve(self, fed: Federation, state: State) -> serving.Served:
         """The components, mixed by the shares that each client keeps."""
         return serving.mixture(state.models, "shares")
 

@@ -24,10 +24,8 @@ from coterie.core.fields import Fraction, NonNegative, within
 from coterie.core.records import state
 from coterie.moves import mixing, server_steps
 from coterie.nets.stacks import Changes, Models
-from coterie.server import serving
 from coterie.server.federation import Federation
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 
@@ -59,7 +57,7 @@ class FedFa(Method):
     """eta: how far the server goes along that mean, beyond the clients' mean; by default the clients' `rate`."""
 
     def begin(self, fed: Federation) -> State:
-        """A fresh model at rest."""
+        """A fresh model that has not moved yet."""
         model = fed.new_model()
         return State(model, model.zeros())
 
@@ -73,12 +71,8 @@ class FedFa(Method):
 
     @property
     def step_rate(self) -> float:
-        """eta, said or not."""
+        """eta: `server_rate`, or without one the clients' `rate`."""
         return self.rate if self.server_rate is None else self.server_rate
-
-    def serve(self, fed: Federation, state: State) -> Served:
-        """The one model."""
-        return serving.one(state.model, len(fed.names))
 
 
 @program

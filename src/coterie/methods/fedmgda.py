@@ -23,10 +23,8 @@ from coterie.core.fields import Positive, Share
 from coterie.core.records import state
 from coterie.moves import mixing
 from coterie.nets.stacks import Models
-from coterie.server import serving
 from coterie.server.federation import Federation
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 
 
 @state
@@ -63,7 +61,3 @@ class FedMGDA(Method):
         weights = mixing.least_norm(directions.parameters, replies.weights(), self.epsilon)
         moved = state.model + weights @ directions * self.server_rate
         return State(Models(fed.net, moved.parameters, replies.average().buffers))
-
-    def serve(self, fed: Federation, state: State) -> Served:
-        """The one model."""
-        return serving.one(state.model, len(fed.names))

@@ -18,7 +18,6 @@ steps and momentum tau_eff can be large enough to diverge, as published tables s
 
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
-from coterie.core.errors import SettingsError
 from coterie.methods.fedavg import FedAvg, State
 from coterie.moves import server_steps
 from coterie.nets.stacks import Models
@@ -33,16 +32,10 @@ class FedNova(FedAvg):
 
     sends = "a model each way, and up the number of gradients in it"
     gives_away = "its trained model, how many steps it took, and once, when it joins, its number of samples"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.optimizer != "sgd":
-            raise SettingsError(
-                f"optimizer={self.optimizer}: the number of gradients in a change is known for sgd only"
-            )
+    sgd_only = "the number of gradients in a change is known for sgd only"
 
     def round(self, fed: Federation, state: State) -> State:
-        """As FedAvg's, but clients also say how far they went."""
+        """A round of FedAvg in which clients also say how many gradients their changes add up."""
         cohort = fed.sample(self.participation)
         return self.step(state, fed.run(train_and_count, cohort, shared=state.model, local=self.local))
 

@@ -20,6 +20,6 @@ class FedProx(FedAvg):
     """Strength of the pull: clients lower F(w) + mu/2 |w - w_t|^2. 0 is FedAvg to the last bit."""
 
     def round(self, fed: Federation, state: State) -> State:
-        """As FedAvg's, with the pull."""
+        """A round of FedAvg in which clients are pulled back."""
         cohort = fed.sample(self.participation)
         return self.step(state, fed.run(train, cohort, shared=state.model, local=self.local, pull=self.mu))

@@ -20,7 +20,6 @@ from coterie.core.records import state
 from coterie.server import serving
 from coterie.server.federation import Federation
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 
@@ -63,7 +62,7 @@ class FedRep(Method):
         replies = fed.run(train_in_turn, cohort, shared=state.body, alone=alone, local=self.local, head=self.head)
         return State(replies.weights(self.weighting).to(replies.body) @ replies.body)
 
-    def serve(self, fed: Federation, state: State) -> Served:
+    def serve(self, fed: Federation, state: State) -> serving.Served:
         """The newest body under each client's own head."""
         return serving.kept("model", f"not {self.head}", state.body)
 

@@ -37,16 +37,16 @@ from coterie.server.serving import Served
 
 @state
 class State:
-    """The clusters; once they are found, also where clients trained from then, and where they went."""
+    """The clusters; once they are found, also what clients that come late are compared with."""
 
     clusters: Clusters
     """One of all clients at first."""
     origin: Models | None = None
-    """w: the model from which the updates were made that clients are clustered by."""
+    """w: the model from which clients trained in the round of clustering."""
     updates: Changes | None = None
-    """Each cluster's mean update then, [cluster]."""
+    """Each cluster's mean update in that round, [cluster]."""
     pace: Pace | None = None
-    """How long each client trains, where that is adjusted."""
+    """How long each client trains; None if that is not adjusted."""
 
 
 @method("fl-hc")
@@ -96,7 +96,7 @@ class FLHC(Method):
         return State(Clusters.one(fed.new_model(), fed), pace=pace)
 
     def round(self, fed: Federation, state: State) -> State:
-        """FedAvg inside every cluster; in one round, clustering."""
+        """FedAvg inside every cluster; in one round, all clients train and are clustered."""
         if state.pace is not None:
             state = replace(state, pace=pacing.grown(state.pace, len(fed.names), self.epochs))
         if state.origin is None and fed.round >= self.cluster_round:
@@ -138,6 +138,6 @@ class FLHC(Method):
         return state.clusters.serve(fed, otherwise=state.origin)
 
     def insight(self, fed: Federation, state: State) -> Mapping[str, Any]:
-        """The clusters, and what adjusting epochs rests on if they are adjusted."""
+        """The clusters, and if epochs are adjusted the clients' epochs and cumulative losses."""
         paced = {} if state.pace is None else pacing.insight(state.pace)
         return {**paced, "clusters": state.clusters.of(fed)}

@@ -35,13 +35,12 @@ from coterie.clients.programs import Outputs, choose, program, train
 from coterie.core.arrays import everywhere
 from coterie.core.fields import within
 from coterie.core.records import state
-from coterie.moves import evidence, grouping, mixing
+from coterie.moves import composing, grouping, mixing
 from coterie.nets.stacks import Models
 from coterie.server import serving
 from coterie.server.federation import Federation
 from coterie.server.fitting import Noted
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 Agreement = Annotated[float, within("[0, 1]", "a share of agreement in [0, 1]; 0 is one cluster for all")]
@@ -49,7 +48,7 @@ Agreement = Annotated[float, within("[0, 1]", "a share of agreement in [0, 1]; 0
 
 @dataclass(frozen=True)
 class FLIS(Method):
-    """What both forms have in common."""
+    """What FLIS (DC) and FLIS (HC) have in common."""
 
     gives_away = "its trained model, and by what that predicts for the server's samples above all which labels it knows"
 
@@ -75,10 +74,7 @@ class FLIS(Method):
 
     def similarity(self, fed: Federation, models: Models) -> np.ndarray:
         """A: how far models agree on the server's samples, [model, model]."""
-        outputs = fed.server.predict(models)
-        return evidence.inference_similarity(
-            outputs.argmax(dim=-1) if self.predictions == "hard" else outputs.softmax(dim=-1)
-        )
+        return composing.by_inference(fed.server.predict(models), self.predictions == "hard").similarity
 
 
 @state
@@ -114,7 +110,7 @@ class FLISDC(FLIS):
         everybody = {name: everywhere(matrix, replies.clients, len(fed.names)) for name, matrix in found.items()}
         return Noted(NewestClusters(weights @ replies.model), everybody)
 
-    def serve(self, fed: Federation, state: NewestClusters) -> Served:
+    def serve(self, fed: Federation, state: NewestClusters) -> serving.Served:
         """To each client the cluster that fits its data best, whether it took part or not."""
         return serving.best_fit(state.models, on=self.select_on)
 
@@ -170,7 +166,7 @@ class FLISHC(FLIS):
             labels = fed.updated(labels, replies.clients, replies.choice)
         return labels
 
-    def serve(self, fed: Federation, state: FixedClusters) -> Served:
+    def serve(self, fed: Federation, state: FixedClusters) -> serving.Served:
         """To each client its cluster's model."""
         return serving.each(state.models, state.labels.clamp(min=0))
 

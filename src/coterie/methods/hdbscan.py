@@ -30,14 +30,14 @@ from coterie.server.serving import Served
 
 @state
 class State:
-    """The clusters, and what is for clients that are in none."""
+    """The clusters, and a model for clients that are in none."""
 
     clusters: Clusters
     """One of all clients at first."""
     model: Models
     """The mean of all models that clients sent last."""
     outliers: bool = False
-    """Whether the last cluster is of outliers, who get the mean of all."""
+    """Whether the last cluster is that of the outliers, which get the mean of all models."""
 
 
 @method("hdbscan")
@@ -71,7 +71,7 @@ class HDBSCAN(Method):
         return State(Clusters.one(model, fed), model)
 
     def round(self, fed: Federation, state: State) -> State:
-        """FedAvg inside every cluster; where it is time, new clusters from what all clients send."""
+        """FedAvg inside every cluster; in rounds of clustering, new clusters from what all clients send."""
         clusters, outliers = state.clusters, state.outliers
         if len(clusters.models) == 1:
             clusters = clusters.joined(fed, clusters.missing(fed), 0)

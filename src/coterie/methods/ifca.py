@@ -26,7 +26,6 @@ from coterie.nets.stacks import Models
 from coterie.server import serving
 from coterie.server.federation import Federation
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 
@@ -77,7 +76,7 @@ class IFCA(Method):
         replies = fed.run(choose_and_train, cohort, shared=state.models, local=self.local)
         return State(replies.average(self.weighting, by=replies.choice, otherwise=state.models))
 
-    def serve(self, fed: Federation, state: State) -> Served:
+    def serve(self, fed: Federation, state: State) -> serving.Served:
         """To each client the model with the lowest loss on its training data, whether it took part or not."""
         return serving.best_fit(state.models)
 

@@ -21,7 +21,6 @@ from coterie.core.records import state
 from coterie.server import serving
 from coterie.server.federation import Federation
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 
@@ -64,7 +63,7 @@ class LGFedAvg(Method):
         replies = fed.run(train_around, cohort, shared=state.shared, local=self.local, part=self.shares)
         return State(replies.weights(self.weighting).to(replies.shared_part) @ replies.shared_part)
 
-    def serve(self, fed: Federation, state: State) -> Served:
+    def serve(self, fed: Federation, state: State) -> serving.Served:
         """Each client's own model."""
         return serving.kept("model", self.shares, state.shared if self.refresh else None)
 

@@ -8,7 +8,6 @@ from coterie.core.records import state
 from coterie.server import serving
 from coterie.server.federation import Federation
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 
@@ -33,11 +32,11 @@ class Local(Method):
         return State()
 
     def round(self, fed: Federation, state: State) -> State:
-        """Let clients train on."""
+        """Let clients train their own models further."""
         fed.run(train_own, fed.sample(self.participation if self.budget == "equal" else 1.0), local=self.local)
         return state
 
-    def serve(self, fed: Federation, state: State) -> Served:
+    def serve(self, fed: Federation, state: State) -> serving.Served:
         """Each client's own model."""
         return serving.kept("model")
 

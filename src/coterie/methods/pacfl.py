@@ -40,7 +40,7 @@ class State:
 
     clusters: Clusters
     bases: Tensor | None = None
-    """The clients' singular vectors, [client, class, feature, vector], or without classes; NaN for those to come."""
+    """The clients' singular vectors, [client, class, feature, vector], or without classes; NaN for others."""
 
 
 @method("pacfl")
@@ -87,7 +87,7 @@ class PACFL(Method):
         return replace(state, clusters=state.clusters.averaged(fed, replies, self.weighting))
 
     def _complete(self, fed: Federation, state: State) -> State:
-        """The clusters with everybody in one who is there."""
+        """The state after every client that is there and in no cluster was put in one."""
         clusters, late = state.clusters, state.clusters.missing(fed)
         question: dict[str, Any] = {"vectors": self.vectors, "by_class": self.by_class}
         if state.bases is not None:
@@ -107,7 +107,7 @@ class PACFL(Method):
         return State(clusters, fed.updated(told[:0], replies.clients, told, otherwise=torch.nan))
 
     def _joined(self, fed: Federation, clusters: Clusters, client: int, bases: Tensor) -> Clusters:
-        """The clusters with a client that came later."""
+        """The clusters after a client that came later was put in one, perhaps in a new one of its own."""
         labels = clusters.of(fed).numpy()
         placed = np.flatnonzero(labels >= 0)
         angle = evidence.subspace_angle(bases[[client, *placed]], self.measure)[0, 1:]

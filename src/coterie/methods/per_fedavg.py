@@ -57,7 +57,7 @@ class PerFedAvg(FedAvg):
     """Clients count all the same, as in the paper, or by their number of samples."""
 
     def round(self, fed: Federation, state: State) -> State:
-        """As FedAvg's, with clients that look one inner step ahead."""
+        """A round of FedAvg whose clients train for the loss after an inner step."""
         cohort = fed.sample(self.participation)
         delta = self.delta if self.order == "hessian-free" else None
         replies = fed.run(

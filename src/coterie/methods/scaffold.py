@@ -9,23 +9,20 @@ ICML 2020. Control variates are those of option II (Eq. 4).
 | c, c_i | the server's control variate, a client's own, which never leaves it |
 | K, eta_l | a client's steps in the round and its rate |
 
-With local momentum a step counts for more than one gradient, which the paper leaves open: K is
-then the number of gradients in the change, as in FedNova.
+With local momentum a step counts for more than one gradient, which the paper leaves open: K is then the number of
+gradients in the change, as in FedNova.
 """
 
 from typing import Literal
 
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
-from coterie.core.errors import SettingsError
 from coterie.core.fields import Positive
 from coterie.core.records import state
 from coterie.moves import server_steps
 from coterie.nets.stacks import Changes, Models
-from coterie.server import serving
 from coterie.server.federation import Federation, Replies
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 
@@ -44,6 +41,7 @@ class Scaffold(Method):
 
     sends = "two models each way: the model and a control variate down, the trained model and the variate's change up"
     gives_away = "its trained model, and its mean gradient by the change of its control variate"
+    sgd_only = "control variates are made for sgd"
 
     clip: float = 10.0
     """Longest gradient of a step (Euclidean norm); 0 does not clip. The paper does not, but a control variate remembers
@@ -54,11 +52,6 @@ class Scaffold(Method):
 
     weighting: Literal["uniform", "samples"] = "uniform"
     """Clients count all the same, as in the paper, or by their number of samples, as in NIID-Bench and PACFL."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.optimizer != "sgd":
-            raise SettingsError(f"optimizer={self.optimizer}: control variates are made for sgd")
 
     def begin(self, fed: Federation) -> State:
         """A fresh model, and no correction: all control variates start at zero."""
@@ -73,14 +66,10 @@ class Scaffold(Method):
         return self.step(state, replies, state.clients, max(state.clients, len(fed.clients)))
 
     def step(self, state: State, replies: Replies, known: int, clients: int) -> State:
-        """The server's step; the control variate was a mean over `known` clients, and there are so many in all."""
+        """The server's step, after which the control variate is a mean over `clients` clients, not over `known`."""
         model, _ = server_steps.momentum(state.model, replies.average(self.weighting), None, self.server_rate)
         control = server_steps.mean_over_all(state.control, known, replies.control_change, clients)
         return State(model, control, clients)
-
-    def serve(self, fed: Federation, state: State) -> Served:
-        """The one model."""
-        return serving.one(state.model, len(fed.names))
 
 
 @program
@@ -92,7 +81,7 @@ def controlled_training(clients: Clients, start: Models, control: Changes, local
 def train_controlled(
     clients: Clients, start: Models, control: Changes, local: LocalTraining, first: Changes, momentum: float
 ) -> Outputs:
-    """The same from a first control variate, counting how many gradients steps with some momentum add up."""
+    """SCAFFOLD's client, whose first control variate is `first`, and whose gradients are counted for this momentum."""
     own = clients.state("control", otherwise=first)
     trained = clients.train(start, local, push=control - own)
     gradients = server_steps.weight_of_steps(trained.steps, momentum)

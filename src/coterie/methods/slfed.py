@@ -49,6 +49,7 @@ from torch import Tensor
 from coterie.clients import secure_sums
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
+from coterie.clients.secure_sums import Names
 from coterie.clients.synthesis import class_counts, last_refresh
 from coterie.clients.synthesis import synthetic as synthetic_samples
 from coterie.core.arrays import everywhere
@@ -56,11 +57,10 @@ from coterie.core.errors import SettingsError
 from coterie.core.fields import Count, NonNegative, Positive, at_least
 from coterie.core.records import state
 from coterie.moves import mixing, trust
-from coterie.moves.encounters import Names, adopt, choose, combine, judge, respond, share, show_opinions, weigh
+from coterie.moves.encounters import adopt, choose, combine, judge, respond, share, show_opinions, weigh
 from coterie.server import serving
 from coterie.server.federation import Federation, Replies
 from coterie.server.method import Method, method
-from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 
@@ -103,8 +103,8 @@ class SLFed(Method):
     sample the same."""
 
     sharing: Literal["additive", "scalar", "none"] = "additive"
-    """How contributors hide their models from each other and from who asked: additive shares in a ring, the paper's
-    scalar ones that show every layer up to scale, or not at all."""
+    """How contributors hide their models from each other and from the client that asked: additive shares in a ring, the
+    paper's scalar ones that show every layer up to scale, or not at all."""
 
     topology: Literal["peer", "server"] = "peer"
     """Contributors mix models among themselves, or a trusted server does (Section 7.4)."""
@@ -118,7 +118,7 @@ class SLFed(Method):
     contributor move the mixed model."""
 
     rehearse: bool = False
-    """Let a simulation write every share too."""
+    """Let a simulation write all letters too, secret shares included, as real clients do."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,13 +156,13 @@ class SLFed(Method):
         return links[cohort]
 
     def _chosen(self, fed: Federation, ask: Callable[..., Replies], here: Replies, reveal: bool) -> Replies:
-        """Contributors, asked by letters or revealed to the server."""
+        """Let clients choose contributors, and ask these by letters or reveal them to the server."""
         present = tuple(fed.names[client] for client in here.clients)
         told = {"names": tuple(fed.names), "present": present, "store": self.opinions, "reveal": reveal}
         return ask(choose, here.clients, letters=here.letters, **told)
 
     def _exchange(self, fed: Federation, here: Replies) -> None:
-        """The sums by letters between clients."""
+        """Mix models by letters between clients."""
         told: dict[str, Any] = {"names": tuple(fed.names), "mode": self.sharing}
         here = fed.then(self._chosen(fed, fed.run, here, reveal=False), share, **told)
         if self.sharing != "none":
@@ -170,24 +170,24 @@ class SLFed(Method):
         fed.then(here, combine, names=tuple(fed.names))
 
     def _mix(self, fed: Federation, ask: Callable[..., Replies], here: Replies) -> Tensor:
-        """The sums by somebody who sees all models: how many contributors each client has, [client]."""
+        """Mix models where all are seen, and say how many contributors each client has, [client]."""
         here = self._chosen(fed, ask, here, reveal=True)
         similarity = here.similarity[:, here.clients].cpu()
         weights = mixing.personal(similarity)
-        # In earnest, noise that a seed can repeat protects nobody.
+        # Between real clients, noise that a seed can repeat would protect nobody.
         rng = np.random.default_rng() if fed.real else fed.generator("noise")
         mixed = mixing.bounded(weights, here.model, self.server_clip, self.server_noise, rng)
         ask(adopt, here.clients, each={"model": mixed})
         return (similarity > 0).sum(dim=1)
 
     def _charge(self, fed: Federation, contributors: Tensor) -> None:
-        """Count what the letters of an exchange would have been for so many contributors of each client, [client]."""
+        """Count what letters would have been exchanged, had each client this number of contributors [client]."""
         numbers = fed.net.parameters.total + fed.net.buffers.total
         for count in contributors.tolist():
             for subject, size in secure_sums.traffic(count, numbers, self.sharing, fed.net.dtype.itemsize).items():
                 fed.ledger.add("peer", subject, size)
 
-    def serve(self, fed: Federation, state: State) -> Served:
+    def serve(self, fed: Federation, state: State) -> serving.Served:
         """Each client's own mixed model."""
         return serving.kept("model")
 
@@ -217,5 +217,5 @@ def introduce(
     clients.keep(model=own, counts=counts)
     for row, peer in links.cpu().nonzero().tolist():
         clients.write(row, names[peer], "samples", samples=shown[row], bounds=bounds[row], counts=counts[row])
-    # A model that is beyond numbers is nothing to share: who has one is left out of the round.
+    # A model with numbers too large to be shared, or not finite, leaves its client out of the round.
     return {"well": torch.where(secure_sums.can_be_shared(own), 1.0, torch.nan)}

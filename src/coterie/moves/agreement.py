@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import numpy as np
-
 
 def agreement(found: Any, truth: Any) -> dict[str, float]:
     """Adjusted Rand index, normalised mutual information, purity and clients placed right."""
@@ -17,24 +15,18 @@ def agreement(found: Any, truth: Any) -> dict[str, float]:
     }
 
 
-def _table(found: Any, truth: Any) -> np.ndarray:
-    """How many clients each found group has from each true one, [found, true]."""
-    _, rows = np.unique(np.asarray(found), return_inverse=True)
-    _, columns = np.unique(np.asarray(truth), return_inverse=True)
-    table = np.zeros((rows.max() + 1, columns.max() + 1), dtype=np.int64)
-    np.add.at(table, (rows, columns), 1)
-    return table
-
-
 def purity(found: Any, truth: Any) -> float:
     """Share of clients that are of their found group's commonest true group."""
-    table = _table(found, truth)
+    from sklearn.metrics.cluster import contingency_matrix
+
+    table = contingency_matrix(found, truth)  # [found, true]
     return float(table.max(axis=1).sum() / table.sum())
 
 
 def placed_right(found: Any, truth: Any) -> int:
     """Clients in the right group under the best one-to-one matching of found and true groups."""
     from scipy.optimize import linear_sum_assignment
+    from sklearn.metrics.cluster import contingency_matrix
 
-    table = _table(found, truth)
+    table = contingency_matrix(found, truth)
     return int(table[linear_sum_assignment(table, maximize=True)].sum())

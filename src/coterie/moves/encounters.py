@@ -3,11 +3,11 @@
 In a round clients meet. Each counts which classes its own model sees in the other's samples (`judge`); how alike the
 counts of both are is evidence for an opinion (`weigh`). They tell each other their opinions, and each chooses whose
 models it wants and asks for their sum (`choose`), which it gets in secret shares (`share`, `respond`, `combine`). Each
-of these programs reads the letters of the one before.
-`coterie.moves.trust` has the arithmetic of opinions.
+of these programs reads the letters of the one before. `coterie.moves.trust` has the arithmetic of opinions.
+
+A client keeps a table with a row for each of the others: what it has found out about it, and what it thinks of it.
 """
 
-from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Literal
 
@@ -16,44 +16,49 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from coterie.clients import acquaintances, secure_sums
+from coterie.clients import secure_sums
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
+from coterie.clients.secure_sums import Names
 from coterie.clients.synthesis import class_counts
 from coterie.moves import trust
 from coterie.nets.stacks import Models
 
-Names = Sequence[str]
-
-# What a client keeps about every other one: evidence, opinion, and notes within a round
-
 EVIDENCE, OPINION, ALIKE, SIGMA, HEARD = slice(0, 2), slice(2, 5), 5, 6, 7
-"""Columns of the table: evidence for and against similarity; the opinion; how alike both models see the other's
-samples; what the other counts for; how uncertain one is of it after hearing others."""
+"""Columns of a client's table. First the evidence for and against similarity, and the opinion. Then notes of this
+round: how alike both models see the other's samples, the other's weight in the mixed model, and the uncertainty that is
+left after hearing others."""
 
 _UNSEEN = -1.0
+"""Stands in the column `ALIKE` for somebody whose samples were not seen in this round."""
+
 STRANGER = np.array([1.0, 1.0, *trust.NOTHING, _UNSEEN, 0.0, 1.0])
 """The row of somebody who was never met."""
 
+_BLOCK = 32
+"""Rows of a table that are kept together. Others may join in mid-run, but what a client keeps under a name may not
+change its shape: so tables are kept in blocks of rows, each under a name of its own."""
+
 
 def recall(clients: Clients, names: Names) -> np.ndarray:
-    """The table of each client, [client, other, column]."""
-    return acquaintances.recall(clients, names, STRANGER)
+    """The table of each client, [client, other, column] in float64."""
+    fresh = torch.from_numpy(STRANGER).expand(len(clients), _BLOCK, -1)
+    blocks = [clients.state(f"others {first}", fresh).cpu().numpy() for first in range(0, len(names), _BLOCK)]
+    return np.concatenate(blocks, axis=1)[:, : len(names)].copy()
 
 
 def remember(clients: Clients, table: np.ndarray) -> None:
     """Keep the table of each client."""
-    acquaintances.remember(clients, table, STRANGER)
-
-
-def weights_of(clients: Clients, names: Names) -> Tensor:
-    """What others count for in each client's model, [client, other]; 0 for those that it has not chosen."""
-    return torch.from_numpy(recall(clients, names)[..., SIGMA])
+    for first in range(0, table.shape[1], _BLOCK):
+        block = np.tile(STRANGER, (len(clients), _BLOCK, 1))
+        part = table[:, first : first + _BLOCK]
+        block[:, : part.shape[1]] = part
+        clients.keep(**{f"others {first}": torch.from_numpy(block)})
 
 
 @program(letters=True)
 def judge(clients: Clients, names: Names) -> None:
-    """Count the classes that the own model sees in others' samples, compare with theirs, and tell them."""
+    """Count the classes that the own model sees in others' samples, compare with the senders' counts, and tell them."""
     own, table = clients.state("model"), recall(clients, names)
     table[..., ALIKE] = _UNSEEN
     received = [clients.letters(row, "samples") for row in range(len(clients))]
@@ -70,7 +75,7 @@ def judge(clients: Clients, names: Names) -> None:
 
 @program(letters=True)
 def weigh(clients: Clients, names: Names, store: trust.Store) -> None:
-    """Turn encounters into evidence and opinions, and tell these to those who were met."""
+    """Turn encounters into evidence and opinions, and tell all opinions to those who were met."""
     own, table = clients.state("counts").cpu(), recall(clients, names)
     similarity = np.full(table.shape[:2], np.nan)
     for row in range(len(clients)):
@@ -88,7 +93,10 @@ def weigh(clients: Clients, names: Names, store: trust.Store) -> None:
 
 @program(letters=True)
 def choose(clients: Clients, names: Names, present: Names, store: trust.Store, reveal: bool) -> Outputs:
-    """Hear what others think, choose contributors among those present, and ask them, or tell the weights."""
+    """Hear what others think, choose contributors among those present, and ask for their models.
+
+    With `reveal` the client asks nobody, but shows the server its model and the contributors' weights.
+    """
     table, there = recall(clients, names), np.isin(names, present)
     for row, me in enumerate(map(names.index, clients.names)):
         told = {names.index(at.sender): at.content["opinions"].numpy() for at in clients.letters(row, "opinions")}
@@ -110,7 +118,7 @@ def choose(clients: Clients, names: Names, present: Names, store: trust.Store, r
 
 @program
 def show_opinions(clients: Clients, names: Names) -> Outputs:
-    """How uncertain each client is of the others, and what they counted for in its model; for simulations alone."""
+    """How uncertain each client is of the others, and their weights in its model; for simulations alone."""
     table = torch.from_numpy(recall(clients, names))
     return {"uncertainty": table[..., HEARD], "similarity": table[..., SIGMA]}
 
@@ -123,20 +131,20 @@ def adopt(clients: Clients, model: Models) -> None:
 
 @program(letters=True)
 def share(clients: Clients, names: Names, mode: secure_sums.Mode) -> None:
-    """Split the own model, times its weight, among all contributors of everybody who asked (Eq. 17)."""
+    """For every client that asked, split the own model, times its weight, among all contributors (Eq. 17)."""
     secure_sums.send_shares(clients, names, clients.state("model"), mode)
 
 
 @program(letters=True)
 def respond(clients: Clients, names: Names, mode: Literal["additive", "scalar"]) -> None:
-    """Send everybody who asked the sum of the shares that were received, and of the own one (Eq. 18)."""
+    """Send every client that asked the sum of the received shares and the own one (Eq. 18)."""
     secure_sums.send_sums(clients, names, clients.state("model"), mode)
 
 
 @program
 def combine(clients: Clients, names: Names) -> None:
     """Mix the own model with the sum of the contributors', if all of them have answered (Eq. 19)."""
-    sigma = weights_of(clients, names)
+    sigma = torch.from_numpy(recall(clients, names)[..., SIGMA])
     clients.keep(model=secure_sums.mixed(clients, names, clients.state("model"), sigma))
 
 

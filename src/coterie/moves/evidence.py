@@ -2,6 +2,9 @@
 
 Arrays or tensors with the client as first axis go in, arrays of float64 come out. What comes out fits every function of
 `coterie.moves.grouping`: a distance d is the similarity 1 - d and the other way round.
+
+Equal clients are at distance 0 exactly, and what rounding leaves of a distance counts as 0: otherwise groups of
+identical clients would depend on the order of a sum.
 """
 
 from typing import Any, Literal
@@ -27,11 +30,11 @@ __all__ = [
 ]
 
 _TIE = 1e-9
-"""Shares that differ by less are equal: a third and a third are not always the same number."""
+"""Shares that differ by less are equal: a third, computed in two ways, need not give the same number."""
 
 
 def label_shares(counts: Any) -> np.ndarray:
-    """The share of each label in a client's samples, [client, class], from how often it has each (CAFA Eqs. 1-2)."""
+    """The share of each label in a client's samples, [client, class], from its counts of labels (CAFA Eqs. 1-2)."""
     counts = as_array("counts", counts, 1, 2)
     if (counts < 0).any():
         raise SettingsError(f"counts: {counts.min():g} is below 0")
@@ -45,9 +48,9 @@ def label_shares(counts: Any) -> np.ndarray:
 def dominant_label(shares: Any) -> np.ndarray:
     """The label whose share is farthest from uniform, [client]: CFIC's Psi (Eq. 2), from shares [client, class].
 
-    Eq. 2's ratio of logarithms is least where |D_i - 1/C| is greatest, but undefined where it is 0, so that is what is
-    taken. Among equals an over-represented label comes first, then the lowest: with two classes that is the majority,
-    and a client with all labels alike gets label 0.
+    Eq. 2 takes the least ratio of logarithms. That is where |D_i - 1/C| is greatest, but it is undefined where that is
+    0, so the greatest |D_i - 1/C| is what is looked for. Among equals an over-represented label comes first, then the
+    lowest: with two classes that is the majority, and a client with all labels alike gets label 0.
     """
     shares = as_array("shares", shares, 1, 2)
     if (shares < 0).any() or not np.allclose(shares.sum(axis=-1), 1, atol=1e-6):
@@ -61,10 +64,10 @@ def dominant_label(shares: Any) -> np.ndarray:
 
 
 def weight_distance(models: Any, layer: str = "last") -> np.ndarray:
-    """Euclidean distances between clients' weights over their number, [client, client] (AutoCFL Eq. 6).
+    """Euclidean distances between clients' weights, over the number of weights, [client, client] (AutoCFL Eq. 6).
 
-    Of `Models` the last layer counts, or another by its name, or "all". Other arrays [client, ...] are the weights
-    themselves. What is below their precision is 0.
+    Of `Models` the last layer is compared, or another by its name, or "all". Other arrays [client, ...] are the weights
+    themselves. A distance below their precision is 0.
     """
     if isinstance(models, Models | Changes):
         rows = models.part("head" if layer == "last" else layer)
@@ -75,7 +78,7 @@ def weight_distance(models: Any, layer: str = "last") -> np.ndarray:
     known = rows.dtype if isinstance(rows, Tensor) and rows.is_floating_point() else torch.float64
     rows, precision = _rows("models", rows), torch.finfo(known).eps
     distance = distances(rows)
-    # Equal clients differ by the order in which their samples were added up: that is no distance.
+    # Clients with the same data add it up in different orders: what they differ by then is no distance.
     distance[distance <= 32 * precision * rows.norm(dim=1).max()] = 0
     return distance.cpu().numpy() / rows.shape[1]
 
@@ -101,10 +104,10 @@ def update_distance(updates: Any, metric: Literal["l1", "l2", "cosine"] = "l2") 
 def subspace_angle(bases: Any, measure: Literal["smallest", "sum"] = "smallest") -> np.ndarray:
     """Principal angles between the subspaces that clients' data spans, in degrees, [client, client] (PACFL).
 
-    `bases` [client, feature, vector] have orthonormal columns, or columns of zeros where a client has fewer. The result
-    is the smallest principal angle, or the sum of all; angles do not depend on the basis of a subspace. With a subspace
-    per class, [client, class, feature, vector], it is the mean over the classes that either client has: a class that
-    only one of them has counts as right angles.
+    `bases` [client, feature, vector] have orthonormal columns; a client with fewer vectors has columns of zeros. The
+    result is the smallest principal angle, or the sum of all; neither depends on the basis of a subspace. With a
+    subspace per class, [client, class, feature, vector], it is the mean over the classes that at least one of the two
+    clients has: in a class that only one of them has, all angles are right angles.
     """
     bases = as_array("bases", bases, 3, 4)
     if measure not in ("smallest", "sum"):
@@ -118,7 +121,7 @@ def subspace_angle(bases: Any, measure: Literal["smallest", "sum"] = "smallest")
         cosine = _tidy(np.linalg.svd(one.swapaxes(1, 2)[:, None] @ one[None], compute_uv=False))
         angle = np.degrees(np.arccos(cosine))  # [client, client, vector], smallest first
         both, either = np.minimum(rank[:, None], rank), np.maximum(rank[:, None], rank)
-        # Two subspaces have as many angles as the smaller one has dimensions; a missing one is at right angles to all.
+        # Two subspaces have as many angles as the smaller one has dimensions. A missing one is at right angles to all.
         count = np.minimum(np.where(both > 0, both, either), 1 if measure == "smallest" else np.inf)
         total += np.where(np.arange(angle.shape[2]) < count[..., None], angle, 0).sum(axis=2)
         counted += either > 0
@@ -129,9 +132,9 @@ def inference_similarity(predictions: Any, as_printed: bool = False) -> np.ndarr
     """How far clients' models agree on the same inputs, [client, client] (FLIS, Section 2.2).
 
     `predictions` are probabilities or one-hot rows [client, row, class], or predicted labels [client, row]. Two models
-    score <B_i, B_j> / (|B_i| |B_j|), which for labels is the share of inputs on which they agree. The paper prints the
-    norm of the elementwise product as the numerator: `as_printed`. A model then scores 1 / sqrt(rows) with itself, and
-    no threshold of the paper could be met.
+    score <B_i, B_j> / (|B_i| |B_j|), which for labels is the share of inputs on which they agree. With `as_printed` the
+    numerator is the norm of the elementwise product, as the paper has it. A model then scores 1 / sqrt(rows) with
+    itself, which is below every threshold of the paper.
     """
     predictions = as_array("predictions", predictions, 2, 3)
     if predictions.ndim == 2:
@@ -144,7 +147,7 @@ def inference_similarity(predictions: Any, as_printed: bool = False) -> np.ndarr
     squares = products.diagonal()
     if not (squares > 0).all():
         raise SettingsError(f"predictions: client {int(squares.argmin())} predicts nothing, all is 0")
-    # The root of the product, not the product of roots: for one-hot rows it is exactly their number.
+    # The root of the product, not the product of roots: for one-hot rows it is exactly how many rows there are.
     norms = np.sqrt(squares[:, None] * squares[None, :])
     numerator = np.sqrt((rows**2) @ (rows**2).T) if as_printed else products
     return _tidy(numerator / norms)
@@ -153,8 +156,8 @@ def inference_similarity(predictions: Any, as_printed: bool = False) -> np.ndarr
 def prediction_similarity(own_on_own: Any, other_on_own: Any, own_on_other: Any, other_on_other: Any) -> np.ndarray:
     """How alike two clients' models predict on the synthetic data of both, [...] (SLFed Eq. 2).
 
-    Each argument counts predicted classes [..., class]: `other_on_own` is the other's model on one's own data. The
-    result is the mean of two cosines.
+    Each argument counts predicted classes [..., class]; `other_on_own` are those of the other's model on one's own
+    data. The result is the mean of the two cosines, one for each client's data.
     """
     cosine_on_own = _cosine(as_array("own_on_own", own_on_own), as_array("other_on_own", other_on_own))
     cosine_on_other = _cosine(as_array("own_on_other", own_on_other), as_array("other_on_other", other_on_other))
@@ -162,19 +165,19 @@ def prediction_similarity(own_on_own: Any, other_on_own: Any, own_on_other: Any,
 
 
 def _tidy(similarity: np.ndarray) -> np.ndarray:
-    """Exactly symmetric, and exactly 1 where only rounding says otherwise: equal clients are at distance 0."""
+    """The similarities made exactly symmetric, and exactly 1 where they are below it by no more than rounding."""
     similarity = (similarity + similarity.swapaxes(0, 1)) / 2
     return np.where(similarity > 1 - 1e-12, 1, similarity)
 
 
 def _cosine(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Cosines along the last axis; 0 where there is nothing."""
+    """Cosines along the last axis; 0 where one side is all 0."""
     norms = np.sqrt((left**2).sum(axis=-1) * (right**2).sum(axis=-1))
     return np.clip((left * right).sum(axis=-1) / np.where(norms > 0, norms, 1), -1, 1)
 
 
 def _rows(name: str, values: Any) -> Tensor:
-    """Values [client, ...] as rows of finite numbers, where they lie: they may be large, and on a GPU."""
+    """Values [client, ...] as rows of finite numbers, left on their device: they may be large, and on a GPU."""
     values = values if isinstance(values, Tensor) else torch.from_numpy(as_array(name, values))
     if values.dim() < 2 or not values.numel():
         raise SettingsError(
@@ -188,12 +191,12 @@ def _rows(name: str, values: Any) -> Tensor:
 
 
 def leading_vectors(x: Tensor, count: int) -> Tensor:
-    """Orthonormal vectors [feature, vector] that hold most of samples [sample, feature]; zeros if there are fewer."""
+    """The leading singular vectors [feature, vector] of samples [sample, feature]; zeros if there are fewer."""
     found = torch.zeros(x.shape[1], count, dtype=torch.float64, device=x.device)
     if len(x):
         _, values, rows = torch.linalg.svd(x.double(), full_matrices=False)
         rows = rows[:count][values[:count] > 1e-9 * values[0].clamp(min=1e-300)]
-        # The sign of a singular vector is anybody's choice: its largest number is positive, on every machine.
+        # A singular vector is as good with the other sign. Its largest number is made positive, on every machine.
         largest = rows.gather(1, rows.abs().argmax(dim=1, keepdim=True))
         found[:, : len(rows)] = (rows * largest.sign()).T
     return found

@@ -1,8 +1,8 @@
 """From evidence to membership: who belongs together.
 
-Every function takes arrays or tensors and gives a `Grouping`. Distances are [client, client], symmetric, 0 for a client
-and itself. Any evidence works with any grouping: where a function wants distances and there are similarities, 1 - s is
-one, and its rows are features.
+Every function takes arrays or tensors and gives a `Grouping`. Distances are [client, client], symmetric, and 0 between
+a client and itself. Any evidence works with any grouping: from similarities s one gets the distances 1 - s, and the
+rows of either can serve as features.
 """
 
 from collections.abc import Iterable, Iterator
@@ -39,7 +39,7 @@ Linkage = Literal["single", "complete", "average", "ward"]
 
 
 class OverlapError(CoterieError, AttributeError):
-    """A client is in several groups: it has no single label."""
+    """A client is in several groups, so it has no single label."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ class Grouping:
 
     @classmethod
     def of(cls, labels: Any, groups: int | None = None) -> "Grouping":
-        """Disjoint groups from the place of each client's group, [client]; -1 is in none."""
+        """Disjoint groups from the place of each client's group, [client]; a client with -1 is in none."""
         labels = as_array("labels", labels, 1).astype(np.int64)
         groups = max(int(labels.max()) + 1, 1) if groups is None else groups
         if labels.max() >= groups:
@@ -120,26 +120,26 @@ class Votes(Grouping):
     """What each client has scored for each representative, [client, client]: S of AutoCFL Eq. 12."""
 
     near: np.ndarray
-    """Whom each client takes for its like, [client, client]: P_1 of AutoCFL."""
+    """Which others each client takes for its like, [client, client]: P_1 of AutoCFL."""
 
 
 # Features
 
 
 def kmeans(features: Any, k: int, seed: int = 0) -> Grouping:
-    """k-means on features [client, feature]: k groups, or fewer where fewer features are distinct."""
+    """k-means on features [client, feature]: k groups, or fewer if there are fewer distinct rows of features."""
     features = as_array("features", features, 2)
     if k < 1:
         raise SettingsError(f"k={k}: at least 1")
-    return _by_first_member(_kmeans_labels(features, min(k, _distinct(features)), seed))
+    return _by_first_member(_kmeans_labels(features, min(k, len(np.unique(features, axis=0))), seed))
 
 
 def kmeans_silhouette(features: Any, k_range: Iterable[int] | None = None, seed: int = 0) -> Silhouette:
-    """k-means with the k of the highest mean silhouette; the lowest such k (CAFA Eqs. 3-6).
+    """k-means with the k of the highest mean silhouette, of equals the lowest k (CAFA Eqs. 3-6).
 
-    Without a range, k goes from 2 to the number of clients less one. A k above the number of distinct features is left
-    out. Where nothing is left, and by default for fewer than four clients, all are one group: a silhouette of one group
-    is not defined. A client that is alone in its group has silhouette 0.
+    Without a range, k goes from 2 to the number of clients less one. A k above the number of distinct rows of features
+    is left out. If no k is left, and without a range for fewer than four clients, all are one group: a silhouette of
+    one group is not defined. A client that is alone in its group has silhouette 0.
     """
     from sklearn.metrics import silhouette_score
 
@@ -150,7 +150,7 @@ def kmeans_silhouette(features: Any, k_range: Iterable[int] | None = None, seed:
     tried = sorted(set(map(int, k_range)))
     if tried and tried[0] < 1:
         raise SettingsError(f"k_range: k={tried[0]} is below 1")
-    limit = min(clients - 1, _distinct(features))
+    limit = min(clients - 1, len(np.unique(features, axis=0)))
     labels = {k: _kmeans_labels(features, k, seed) for k in tried if 2 <= k <= limit}
     scores = {k: float(silhouette_score(features, found)) for k, found in labels.items()}
     if not scores:
@@ -165,10 +165,6 @@ def _kmeans_labels(features: np.ndarray, k: int, seed: int) -> np.ndarray:
     return KMeans(k, n_init=10, random_state=seed % 2**32).fit_predict(features)
 
 
-def _distinct(features: np.ndarray) -> int:
-    return len(np.unique(features, axis=0))
-
-
 def by_key(labels: Any) -> Grouping:
     """Clients with equal keys [client] are a group; groups are in the order of the keys (CFIC)."""
     keys = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
@@ -180,10 +176,10 @@ def by_key(labels: Any) -> Grouping:
 
 
 def largest_group(labels: Any, shares: Any) -> Grouping:
-    """The one group with most clients, CAFA's IID cluster (Eq. 7); its members have label 0, all others -1.
+    """The group with most clients, alone: CAFA's IID cluster (Eq. 7). Its members have label 0, all others -1.
 
-    Among equally large groups it is the one whose clients' labels, by their shares [client, class], have the highest
-    mean entropy; then the first.
+    Of equally large groups it is the one whose clients' shares of labels [client, class] have the highest mean entropy,
+    and of these the first.
     """
     grouping = Grouping.of(labels)
     shares = as_array("shares", shares, 2)
@@ -199,16 +195,16 @@ def largest_group(labels: Any, shares: Any) -> Grouping:
 
 
 def vote(distance: Any, samples: Any, weighted: bool = True, guard: float = 0.1) -> Votes:
-    """AutoCFL's groups, whose number nobody gives: gaps between distances, votes, representatives (Algorithm 1).
+    """AutoCFL's groups: gaps between distances, votes, representatives (Algorithm 1). Nobody says how many there are.
 
-    Each client m takes those before the largest gap of its sorted distances for its like, itself included (Eq. 10).
-    These vote for the one of them with most samples (Eq. 11), each by its share of their samples, or all alike where
-    not `weighted` (Eq. 12). A client joins the representative it has scored most for (Eq. 13), and who is joined by
-    others and joins another takes them along. The lowest position decides ties.
+    Each client m sorts the others by distance, and takes those before the largest gap, and itself, for its like (Eq.
+    10). These vote for the one of them with most samples (Eq. 11), each with the share that it has of their samples, or
+    all alike if not `weighted` (Eq. 12). A client joins the representative for which its votes add up to most (Eq. 13).
+    If that representative joins another one itself, all of them are one group. The lowest position decides ties.
 
-    A client's distance to itself is left out of its row: that gap would be the largest on IID data, and everybody
-    alone. A gap below `guard` times the row's median distance is none, and all are alike; the paper has no such guard,
-    but without one it splits IID clients too. 0 turns it off.
+    The sorted distances leave out the client's own, which is 0: on IID data the gap behind it would be the largest, and
+    everybody alone. A gap below `guard` times the row's median distance does not count, and then all are alike. The
+    paper has no such guard, but without one it splits IID clients too; 0 turns it off.
     """
     distance = _distances(distance)
     clients = len(distance)
@@ -225,14 +221,14 @@ def vote(distance: Any, samples: Any, weighted: bool = True, guard: float = 0.1)
     for client, representative in enumerate(representatives):
         scores[:, representative] += ballots[client]
     links = np.zeros((clients, clients), dtype=bool)
-    # Sums of the same votes in another order differ in the last digits: such scores are equal.
+    # Scores that differ in the last digits alone are equal: the same votes were added up in another order.
     highest = scores >= scores.max(axis=1, keepdims=True) - 1e-9
     links[np.arange(clients), highest.argmax(axis=1)] = True
     return Votes(_connected(links).matrix, scores, near)
 
 
 def _before_gap(distance: np.ndarray, client: int, guard: float) -> np.ndarray:
-    """Who lies before the largest gap of a client's sorted distances, [client]; all if there is none to speak of."""
+    """Who lies before the largest gap in a client's sorted distances, [client]; everybody if no gap is large enough."""
     row = distance[client]
     others = np.sort(np.delete(row, client))
     gaps = np.diff(others)
@@ -244,7 +240,7 @@ def _before_gap(distance: np.ndarray, client: int, guard: float) -> np.ndarray:
 
 
 def neighbourhoods(similarity: Any, threshold: float) -> Grouping:
-    """A group around every client: itself and all that are at least so similar to it; groups overlap (FLIS-DC)."""
+    """A group around every client: itself and all whose similarity reaches the threshold. Groups overlap (FLIS-DC)."""
     similarity = as_square("similarity", similarity)
     return Grouping((similarity >= threshold) | np.eye(len(similarity), dtype=bool))
 
@@ -256,7 +252,7 @@ def linkage(
     method: Linkage = "average",
     relative: bool = False,
 ) -> Grouping:
-    """Agglomerative clusters, cut where the linkage exceeds a threshold, or into so many groups (FL+HC, FLIS-HC).
+    """Agglomerative clusters: a tree, cut where the linkage exceeds `threshold`, or into `groups` (FL+HC, FLIS-HC).
 
     A `relative` threshold is in units of the median distance between clients.
     """
@@ -284,10 +280,10 @@ def linkage(
 
 
 def bipartition(similarity: Any, method: Linkage = "single") -> Grouping:
-    """Two groups between which even the most similar clients are as dissimilar as can be (CFL, Algorithm 1).
+    """Two groups whose most similar clients across are as dissimilar as can be (CFL, Algorithm 1).
 
-    Single linkage, as in the paper, minimises the greatest similarity across; public code uses complete linkage, which
-    gives rounder groups. A single client stays one group.
+    That is single linkage, as in the paper; public code uses complete linkage, which gives rounder groups. A single
+    client stays one group.
     """
     similarity = as_square("similarity", similarity, symmetric=True)
     distance = similarity.max() - similarity
@@ -300,7 +296,7 @@ def dbscan(
 ) -> Grouping:
     """DBSCAN: clients with at least `min_size` clients in the radius, themselves included, link their neighbours.
 
-    A `relative` radius is in units of the median distance. `noise` as in `density`.
+    A `relative` radius is in units of the median distance. For `noise` see `density`.
     """
     from sklearn.cluster import DBSCAN
 
@@ -309,9 +305,8 @@ def dbscan(
         raise SettingsError(f"radius={radius}: above 0")
     if min_size < 1:
         raise SettingsError(f"min_size={min_size}: at least 1")
-    pairs = distance[np.triu_indices(len(distance), 1)]
-    if relative:
-        radius = radius * float(np.median(pairs)) if len(pairs) else radius
+    if relative and len(distance) > 1:
+        radius *= float(np.median(distance[np.triu_indices(len(distance), 1)]))
     if radius == 0:  # more than half of the pairs are identical: these are the groups
         return linkage(distance, threshold=0.0, method="single")
     labels = DBSCAN(eps=radius, min_samples=min_size, metric="precomputed").fit_predict(distance)
@@ -319,10 +314,10 @@ def dbscan(
 
 
 def density(distance: Any, min_size: int = 2, single: bool = True, noise: Noise = "alone") -> Grouping:
-    """HDBSCAN: groups of at least `min_size` clients that are denser than what is between them.
+    """HDBSCAN: groups of at least `min_size` clients that lie closer together than to others.
 
-    `single` allows all to be one group, as IID clients are. A client in no dense place is `alone`, joins the group with
-    the `nearest` mean distance, or is left `out` of all groups.
+    `single` allows all to be one group, as IID clients are. `noise` says what becomes of a client that is in no dense
+    place: it is a group `alone`, joins the group with the `nearest` mean distance, or is left `out` of all groups.
     """
     from sklearn.cluster import HDBSCAN
 
@@ -336,9 +331,9 @@ def density(distance: Any, min_size: int = 2, single: bool = True, noise: Noise 
 
 
 def best_fit(loss: Any) -> Grouping:
-    """Each client joins the model with the lowest loss on its data, the first of equals (IFCA); loss [client, model].
+    """Groups of the clients for which the same model has the lowest `loss` [client, model], of equals the first (IFCA).
 
-    A loss that is not a number counts as infinite. There is a group for every model, even if nobody joins.
+    A loss that is not a number counts as infinite. There is a group for every model, even if nobody is in it.
     """
     loss = loss.detach().cpu().numpy() if isinstance(loss, Tensor) else np.asarray(loss, dtype=np.float64)
     if loss.ndim != 2 or not loss.size:
@@ -347,6 +342,7 @@ def best_fit(loss: Any) -> Grouping:
 
 
 def _distances(distance: Any) -> np.ndarray:
+    """Distances, checked, with an exact 0 between a client and itself."""
     distance = as_square("distance", distance, symmetric=True)
     if (distance < 0).any():
         if distance.min() < -1e-9 * distance.max():
@@ -364,7 +360,7 @@ def _connected(links: np.ndarray) -> Grouping:
 
 
 def _by_first_member(labels: np.ndarray) -> Grouping:
-    """Groups in the order of their first members, whatever a library calls them; -1 stays in none."""
+    """Groups from a library's labels, in the order of their first members; a client with -1 stays in none."""
     names, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     first = np.where(names == -1, -1, first)
     places = first.argsort().argsort() - int((names == -1).any())
@@ -372,7 +368,7 @@ def _by_first_member(labels: np.ndarray) -> Grouping:
 
 
 def _settled(labels: np.ndarray, distance: np.ndarray, noise: Noise) -> Grouping:
-    """Groups with something done about the clients that are in none, labelled -1."""
+    """Groups from labels, where clients that are in none, labelled -1, are dealt with as `noise` says."""
     if noise not in ("alone", "nearest", "out"):
         raise SettingsError(f"noise={noise!r}: alone, nearest or out")
     labels = np.where(labels < 0, -1, labels)

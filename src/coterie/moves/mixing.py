@@ -103,7 +103,7 @@ def clipped(weights: Any, distance: Any, limit: float) -> Tensor:
 
 
 def bounded(weights: Tensor, models: Models, clip: float, noise: float, rng: np.random.Generator) -> Models:
-    """Mixed models [client] of which a single contributor moves none by more than its weight times `clip`, with noise.
+    """Mixed models [client], which no single contributor moves by more than its weight times `clip`, with noise.
 
     The noise is Gaussian on every parameter, with a deviation of `noise` times what the heaviest contributor can do. A
     `clip` of 0 is no bound, and there is no noise then.
@@ -127,17 +127,17 @@ def responsibilities(losses: Tensor, shares: Tensor) -> Tensor:
 
 
 def mixture_shares(losses: Tensor, shares: Tensor, steps: int = 1) -> Tensor:
-    """The weights of a mixture of fixed models after so many steps of the EM algorithm, [client, model]."""
+    """The weights of a mixture of fixed models after this many steps of the EM algorithm, [client, model]."""
     for _ in range(steps):
         shares = responsibilities(losses, shares).nanmean(dim=2)
     return shares
 
 
 def by_information(accuracy: Any, frequency: Any, share: float) -> Tensor:
-    """FedFa's weights [client], from accuracies and from how often clients took part; `share` is that of the latter.
+    """FedFa's weights [client]: a part `share` is from how often clients took part, the rest from their accuracies.
 
-    Each half is an information quantity, normalised to sum 1: -log2 of a client's part of all accuracy, which is larger
-    the worse it does, and -log2 of what its part of all participation leaves, which is larger the oftener it came.
+    Each is an information quantity, normalised to sum 1: -log2 of a client's part of all accuracy, which is larger the
+    worse it does, and -log2 of 1 less its part of all participation, which is larger the oftener it took part.
     """
     accuracy, frequency = (torch.as_tensor(value, dtype=torch.float64).cpu() for value in (accuracy, frequency))
     # A part of 0, and a part that is everything, have no logarithm: the limits are those of the public implementation.
@@ -153,10 +153,10 @@ def _parts(values: Tensor) -> Tensor:
 
 
 def least_norm(rows: Tensor, around: Tensor, within: float) -> Tensor:
-    """The weights [row] that make the weighted sum of rows shortest, none further than `within` from those given.
+    """The weights [row] that make the weighted sum of rows shortest, each at most `within` from that in `around` [row].
 
     They are at least 0 and sum to 1: a quadratic program in as many unknowns as there are rows. Of equally good
-    weights, those nearest to the given ones are taken.
+    weights, those nearest to `around` are taken.
     """
     from scipy.optimize import minimize
 
@@ -180,7 +180,7 @@ def least_norm(rows: Tensor, around: Tensor, within: float) -> Tensor:
 def _polished(
     weights: np.ndarray, matrix: np.ndarray, pull: np.ndarray, least: np.ndarray, most: np.ndarray
 ) -> np.ndarray:
-    """A solution that is right to the last digits: which bounds it touches is known, so the rest is a linear system.
+    """The solution to the last digits: an approximate one tells which bounds it touches, the rest is a linear system.
 
     An iterative solver stops wherever it is near enough, and so at other digits for inputs that differ by rounding.
     """

@@ -1,4 +1,4 @@
-"""AutoCFL's adjustment of local training: who lags behind trains longer, so that models differ by data alone.
+"""AutoCFL's adjustment of local training: clients that lag behind train longer, so that models differ by data alone.
 
 Clients with few samples take few steps; their models stay near the start and look alike, whatever their data. Before
 clients are clustered, those that have lost more than the client with most samples therefore get more epochs (Gong et
@@ -46,20 +46,20 @@ class Pace:
 
 
 def begin(clients: int, epochs: float) -> Pace:
-    """Before the first round: the same number of epochs for all of so many clients."""
+    """The pace before the first round: this number of epochs for each of this many clients."""
     none = torch.zeros(clients, dtype=torch.float64)
     return Pace(torch.full_like(none, epochs), none, none, none)
 
 
 def grown(pace: Pace, clients: int, epochs: float) -> Pace:
-    """The same for at least so many clients; those that are new start with so many epochs."""
+    """The pace with room for this many clients, if there are more than before; new ones start with these epochs."""
     more = max(0, clients - len(pace.epochs))
     total, taken, last = (F.pad(values, (0, more)) for values in (pace.total, pace.taken, pace.last))
     return Pace(F.pad(pace.epochs, (0, more), value=epochs), total, taken, last, pace.variances)
 
 
 def observed(pace: Pace, clients: np.ndarray, loss: Tensor) -> Pace:
-    """After a round in which these clients reported their losses [client]."""
+    """The pace after a round in which these clients reported these losses [client]."""
     total, taken, last = pace.total.clone(), pace.taken.clone(), pace.last.clone()
     loss = loss.detach().cpu().double()
     total[clients] += loss
@@ -71,12 +71,12 @@ def observed(pace: Pace, clients: np.ndarray, loss: Tensor) -> Pace:
 
 
 def _cumulative(pace: Pace) -> Tensor:
-    """CL_m. A client that missed rounds counts there with its mean: its sum is of fewer losses than the others'."""
+    """CL_m, [client]. Rounds that a client missed count with its mean loss: its sum alone has fewer summands."""
     return pace.total * (pace.taken.max() / pace.taken.clamp(min=1))
 
 
 def adjusted(pace: Pace, samples: Any, growth: float = 0.5, capped: bool = False) -> Pace:
-    """The epochs of the next round, for clients with so many samples [client]; see `more_epochs`."""
+    """The pace with the epochs of the next round; `samples` [client] are the clients' numbers of samples."""
     known = pace.taken > 0
     samples = torch.as_tensor(samples)[: len(known)]
     epochs = pace.epochs.clone()
@@ -121,6 +121,6 @@ def insight(pace: Pace) -> dict[str, Any]:
 
 @program
 def train_for(clients: Clients, start: Models, epochs: Tensor, local: LocalTraining) -> Outputs:
-    """Train for one's own number of epochs, and report the mean loss of the last one."""
+    """Train for the client's own number of epochs, and report the mean loss of the last one."""
     trained = clients.train(start, local, epochs=epochs)
     return {"model": trained.models, "loss": trained.loss}

@@ -12,23 +12,23 @@ __all__ = ["by_size", "chances_by_similarity", "chances_by_size", "cohort_size",
 
 
 def cohort_size(participation: float, clients: int) -> int:
-    """How many of the clients a share is: at least one, never more than there are, rounded down."""
+    """How many clients a share of them is: rounded down, but at least one."""
     if not 0 < participation <= 1:
         raise SettingsError(f"participation={participation}: a fraction in (0, 1]; use 1.0 for all clients")
     return max(1, int(participation * clients + 1e-9))  # 0.29 * 100 is 28.999... in binary
 
 
 def uniform(clients: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """So many different clients, each equally likely, in their own order."""
+    """`count` different clients, each equally likely, sorted; all clients if there are no more than that."""
     if count >= len(clients):
         return clients
     return np.sort(rng.choice(clients, size=count, replace=False))
 
 
 def by_size(clients: np.ndarray, sizes: Any, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """So many draws with replacement, by the clients' samples: who was drawn, in their own order, and how often each.
+    """`count` draws with replacement, in proportion to the clients' samples: who was drawn, sorted, and how often.
 
-    The mean of what is drawn, with these counts as weights, is FedAvg's of all clients on average (MD sampling).
+    The mean over the draws, with these counts as weights, is on average FedAvg's mean over all clients (MD sampling).
     """
     sizes = as_counts("sizes", sizes, len(clients))
     if not sizes.sum() > 0:
@@ -44,12 +44,12 @@ def stratified(
     rng: np.random.Generator | None = None,
     clients: np.ndarray | None = None,
 ) -> np.ndarray:
-    """So many different clients, spread evenly over disjoint groups (CFIC, Section 3.3), in their own order.
+    """`count` different clients, spread evenly over disjoint groups (CFIC, Section 3.3), sorted.
 
-    `groups` is a `Grouping`, or a key per client. Of m groups each gives its quota, or all that it has; then the rest
-    is drawn from all others, each equally likely. The quota is max(floor(count / m), 1), which spreads clients as the
-    paper says, or the min(...) that it prints. With more groups than places, `max` draws the groups that give one.
-    `clients` are the positions of those grouped; without it they are 0, 1, ... Who is in no group is in the rest.
+    `groups` is a `Grouping`, or a key per client. Each of m groups gives its quota, or all clients that it has; the
+    remaining places are drawn from all clients that are left, each equally likely. The quota is max(floor(count / m),
+    1), which spreads clients as the paper says, or the min(...) that it prints. With more groups than places, `max`
+    draws the groups that give a client. `clients` are the positions of the grouped clients, by default 0, 1, ...
     """
     labels = groups.labels if isinstance(groups, Grouping) else by_key(groups).labels
     clients = np.arange(len(labels)) if clients is None else np.asarray(clients)
@@ -85,7 +85,7 @@ def draw(chances: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def chances_by_size(sizes: np.ndarray, rows: int) -> np.ndarray:
-    """Chances by which clients of like size share a row: poured in the order of their size (algorithm 1)."""
+    """Chances by which clients of like size share a row: rows are filled in the order of size (algorithm 1)."""
     sizes = _counted(sizes)
     table = np.zeros((rows, len(sizes)), dtype=np.int64)
     _pour(table, np.argsort(-sizes, kind="stable"), rows * sizes, sizes.sum())

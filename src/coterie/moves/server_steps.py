@@ -1,4 +1,4 @@
-"""Server steps: from the model that was, and the mixed one, to the next."""
+"""Server steps: from the old model and the mixed one to the next."""
 
 from typing import Any
 
@@ -35,10 +35,10 @@ def beyond(model: Models, mixed: Models, velocity: Changes, rate: float, inertia
 
 
 def normalised(model: Models, trained: Models, mean: Models, weights: Tensor, lengths: Tensor) -> Models:
-    """The model after clients' changes per gradient, weighted, times the mean number of gradients: FedNova's mean.
+    """FedNova's mean: the model moved by the mean change per gradient, times the mean number of gradients.
 
-    `lengths` [client] says how many gradients each client has added up. One that has added up none has no say. Buffers
-    are those of the plain mean: running statistics are not sums of gradients.
+    Both means have these weights. `lengths` [client] says how many gradients each client has added up; one that has
+    none has no weight. Buffers are those of the plain `mean`: running statistics are not sums of gradients.
     """
     lengths = lengths.double().cpu()
     weights = weights.double().cpu() * (lengths > 0)
@@ -49,10 +49,11 @@ def normalised(model: Models, trained: Models, mean: Models, weights: Tensor, le
 
 
 def mean_over_all(mean: Changes, known: int, changes: Changes, clients: int) -> Changes:
-    """The mean of what all clients keep (SCAFFOLD's c, FedDyn's h), after some have changed theirs, [client].
+    """The mean over all clients of what only they keep (SCAFFOLD's c, FedDyn's h), after some have changed theirs.
 
-    It was a mean over `known` clients; newcomers keep nothing yet. The sum is divided by all clients: dividing it by
-    those that answered would overshoot.
+    So far it was a mean over `known` clients; now there are `clients`, of which new ones keep nothing yet. Both are the
+    most that were ever there at once: so the mean stays exact when clients join late, and does not jump when some
+    cannot be reached. `changes` [client] are divided by all clients: by those that answered would overshoot.
     """
     total = torch.ones(len(changes)) @ changes
     return mean * (known / clients) + total / clients
@@ -71,7 +72,7 @@ def control_variate(
 
 
 def weight_of_steps(steps: Tensor, momentum: float) -> Tensor:
-    """How many gradients local SGD has added up after so many steps, [client]: FedNova's a_i.
+    """How many gradients local SGD adds up in these numbers of `steps` [client]: FedNova's a_i.
 
     Without momentum it is the number of steps; with momentum rho it is
     (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho) (Wang et al., NeurIPS 2020).
@@ -82,9 +83,9 @@ def weight_of_steps(steps: Tensor, momentum: float) -> Tensor:
 
 
 def direction(model: Models, others: Models, weights: Any) -> Changes:
-    """Where other models [group] lie, seen from a model: their weighted directions, each of length 1.
+    """The weighted sum of the directions, each of length 1, from a model to other models [group].
 
-    However far a group went, it pulls by its weight alone (CFIC, Eq. 4). One that did not move pulls nowhere. With
+    However far a group went, it pulls by its weight alone (CFIC, Eq. 4). One that did not move does not pull. With
     weights that sum to 1 the result is at most 1 long.
     """
     change = others - model

@@ -1,9 +1,9 @@
 """Subjective logic: what a client believes of others, from own experience and from what they tell it.
 
 An *opinion* is an array [..., 3] of (similarity, dissimilarity, uncertainty), three shares of 1. Who knows nothing has
-the opinion (0, 0, 1): fused with another it changes nothing, and what is told by or about a stranger is nothing. So a
-table of opinions [client, 3] needs no mark of who is known. All functions take arrays, lists or tensors of any leading
-axes and give arrays of float64.
+the opinion (0, 0, 1): fused with another it changes nothing, and neither does what a stranger tells, nor what anybody
+tells about a stranger. So a table of opinions [client, 3] needs no mark of who is known. All functions take arrays,
+lists or tensors of any leading axes and give arrays of float64.
 
 Jøsang, "A logic for uncertain probabilities", 2001, in the form of Eqs. 3-16 of SLFed (Palanisamy Sundar, Li, Zou and
 Gao, "Subjective logic-based decentralized federated learning for non-IID data", ARES 2024).
@@ -40,7 +40,7 @@ NOTHING = np.array([0.0, 0.0, 1.0])
 """The opinion of somebody who knows nothing."""
 
 _SLACK = 1e-12
-"""Uncertainties that are above the threshold by less are on it: a mean of equal numbers may be rounded."""
+"""An uncertainty that is above the threshold by less counts as on it: a mean of equal numbers may be rounded."""
 
 
 def opinion(alpha: Any, beta: Any) -> np.ndarray:
@@ -56,7 +56,7 @@ def opinion(alpha: Any, beta: Any) -> np.ndarray:
 
 
 def discount(a: Any, b: Any) -> np.ndarray:
-    """What to make of b, the opinion of somebody of whom one's own opinion is a (Eqs. 7-10)."""
+    """What to make of an opinion `b` that one is told by somebody of whom one's own opinion is `a` (Eqs. 7-10)."""
     a, b = _opinions(a), _opinions(b)
     believed = a[..., :1]
     told = believed * b
@@ -109,7 +109,7 @@ def trusted(opinions: Any) -> np.ndarray:
 
 
 def meetings(generators: Sequence[np.random.Generator], direct: int) -> np.ndarray:
-    """Who meets whom, [client, client]: each draws so many others, and a meeting is mutual."""
+    """Who meets whom, [client, client]: each client draws `direct` others, and a meeting is mutual."""
     count = len(generators)
     links = np.zeros((count, count), dtype=bool)
     for client, rng in enumerate(generators):
@@ -152,7 +152,7 @@ def heard(own: np.ndarray, me: int, told: Mapping[int, np.ndarray]) -> np.ndarra
 
 
 def summarised(uncertainty: np.ndarray) -> dict[str, np.ndarray]:
-    """Of uncertainties [client, other]: their mean over those that are known, and how many are chosen and known."""
+    """Each client's mean uncertainty [client, other] about those it knows, and how many it has chosen and knows."""
     known = uncertainty < 1
     opinions = np.stack([np.zeros_like(uncertainty), 1 - uncertainty, uncertainty], axis=-1)
     with np.errstate(invalid="ignore"):

@@ -16,7 +16,6 @@ from coterie.core.records import state
 from coterie.moves import evidence
 from coterie.nets.stacks import Changes, Models
 from coterie.server.federation import Federation, Replies
-from coterie.server.serving import Served, each
 
 
 @state
@@ -83,12 +82,8 @@ class ClusterTree:
         )
 
     def averaged(self, replies: Replies, counting: Tensor, weighting: str) -> Self:
-        """Every node moved to the mean of what its members have sent, as far as these are `counting` [client]."""
+        """The tree with every node at the mean of what its members sent, without those not `counting` [client]."""
         counts = (self.members[:, replies.clients] & counting) * replies.counts(weighting)
         models = replies.mixed(counts, otherwise=self.models)
         parting = Changes.cat([self.parting, (models - self.models)[len(self.parting) :]])
         return replace(self, models=models, parting=parting)
-
-    def serve(self, fed: Federation) -> Served:
-        """The model of the node that each client is at."""
-        return each(self.models, self.grown(fed).place)

@@ -1,6 +1,8 @@
 """Clusters of clients with a model each, and FedAvg inside every one of them.
 
-What methods share that group clients in one round and train the groups apart in the next.
+What methods share that group clients in one round and train the groups apart in the next. A client may be in no
+cluster: it came late, was away when the others were clustered, or has a name that the federation did not know at the
+start. Methods let it train from the model that the others were compared at, and place it by what it sends.
 """
 
 from collections.abc import Callable
@@ -16,7 +18,6 @@ from coterie.moves.grouping import Grouping
 from coterie.nets.stacks import Models
 from coterie.server import serving
 from coterie.server.federation import Federation, Replies
-from coterie.server.serving import Served
 
 
 @state
@@ -35,13 +36,13 @@ class Clusters:
 
     @classmethod
     def found(cls, fed: Federation, replies: Replies, grouping: Grouping, weighting: str = "samples") -> "Clusters":
-        """Those of the clients that answered, each with its members' mean; the others are in none."""
+        """The clusters of a grouping of the clients that answered, each with its members' mean; others are in none."""
         means = mixing.by_samples(replies.counts(weighting), grouping) @ replies.model
         nobody = cls(means, torch.empty(0, dtype=torch.int64))
         return nobody.joined(fed, replies.clients, grouping.labels)
 
     def of(self, fed: Federation) -> Tensor:
-        """Each client's cluster, [client], with those that have come since."""
+        """Each client's cluster, [client]; clients that have joined the federation since are in none."""
         return fed.grown(self.labels, -1)
 
     def missing(self, fed: Federation) -> np.ndarray:
@@ -49,11 +50,11 @@ class Clusters:
         return fed.unplaced(self.labels)
 
     def joined(self, fed: Federation, clients: np.ndarray, labels: Any) -> "Clusters":
-        """With some clients put in clusters."""
+        """The clusters after some clients were put in those that `labels` says."""
         return Clusters(self.models, fed.updated(self.labels, clients, labels, otherwise=-1))
 
     def placed(self, fed: Federation, replies: Replies, nearest: Callable[[Models], Any]) -> "Clusters":
-        """With those put in clusters that answered and are in none: `nearest` says in which, by what they sent."""
+        """The clusters with clients that answered and were in none: `nearest` finds theirs by what they sent."""
         late = np.flatnonzero((self.of(fed)[replies.clients] < 0).numpy())
         return self.joined(fed, replies.clients[late], nearest(replies.model[late])) if len(late) else self
 
@@ -82,8 +83,8 @@ class Clusters:
         models = replies.average(weighting, by=labels[replies.clients], otherwise=self.models)
         return Clusters(models, labels)
 
-    def serve(self, fed: Federation, otherwise: Models | None = None) -> Served:
-        """Its cluster's model for each client; for those in none, another one, or else the first cluster's."""
+    def serve(self, fed: Federation, otherwise: Models | None = None) -> serving.Served:
+        """To each client its cluster's model; to one in none the model `otherwise`, or else the first cluster's."""
         labels = self.of(fed)
         if otherwise is None or not len(self.missing(fed)):
             return serving.each(self.models, labels.clamp(min=0))

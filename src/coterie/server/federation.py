@@ -76,13 +76,13 @@ class Engine(Protocol):
 
     @property
     def real(self) -> bool:
-        """Whether clients are others, and not simulated here. What says nothing is taken for real."""
+        """Whether clients are real sites. An engine that does not say is real: that costs time, never privacy."""
 
     def present(self) -> np.ndarray:
         """Positions of the clients that can be reached."""
 
     def start_round(self, number: int) -> None:
-        """A round begins: a good moment to see who is there."""
+        """A round begins: the engine may look which clients can be reached."""
 
     def run(self, call: Call) -> Answers:
         """Run a program on clients."""
@@ -124,13 +124,14 @@ class Replies:
     (torch.Size([4, 10]), [251, 252, 251, 252])
     """
 
-    def __init__(self, clients: np.ndarray, outputs: Mapping[str, Value], sizes: Tensor, letters: Letters) -> None:
+    def __init__(self, clients: np.ndarray, outputs: Mapping[str, Value], samples: Tensor, letters: Letters) -> None:
         self.clients = clients
         """Positions of the clients that answered, ascending."""
         self.outputs: dict[str, Any] = dict(outputs)
         self.letters = letters
         """What they have written to each other, to be handed on unopened."""
-        self._sizes = sizes
+        self.samples = samples
+        """Training samples of the clients that answered, [client]."""
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -142,23 +143,18 @@ class Replies:
         raise AttributeError(f"the program returned no {name!r}, only {', '.join(outputs) or 'nothing'}")
 
     def counts(self, weighting: str = "samples") -> Tensor:
-        """What the clients count for, [client]: their samples, or all the same."""
+        """What the clients count for, [client]: as many as their samples, or 1 each."""
         return self.samples if weighting == "samples" else torch.ones(len(self))
 
     def weights(self, weighting: str = "samples") -> Tensor:
-        """What the clients weigh in a mean, [client]: in proportion to their samples, or all the same."""
+        """The clients' weights in a mean, [client], which sum to 1: in proportion to their samples, or equal."""
         return mixing.by_samples(self.counts(weighting))[0]
-
-    @property
-    def samples(self) -> Tensor:
-        """Training samples of the clients that answered, [client]."""
-        return self._sizes
 
     def average(self, weighting: str = "samples", of: str = "model", by: Any = None, otherwise: Any = None) -> Any:
         """The mean of an output over the clients, weighted by their samples or uniformly: a single model.
 
-        With `by` [client], the group of each client that answered, it is one per group, [group]; `otherwise` [group]
-        are those of groups from which nobody answered, which stay to the last bit.
+        With `by` [client], the group of each client that answered, there is a mean for each group, [group]. A group
+        from which nobody answered gets what `otherwise` [group] has there, unchanged to the last bit.
         """
         samples = self.counts(weighting)
         if by is None:
@@ -167,15 +163,14 @@ class Replies:
         return self.mixed(membership * samples, otherwise, of)
 
     def mixed(self, weights: Tensor, otherwise: Any, of: str = "model") -> Any:
-        """Means of an output with these weights [group, client], of which only the proportions in a row matter.
+        """Weighted means of an output, one for each row of weights [group, client]. Rows need not sum to 1.
 
-        A row without any weight, because nobody of that group answered, stays to the last bit what `otherwise` [group]
-        has there.
+        A row without any weight, because nobody of that group answered, gives what `otherwise` [group] has there,
+        unchanged to the last bit.
         """
         there = (weights > 0).any(dim=1)
         normal = torch.zeros(weights.shape, dtype=torch.float64)
-        if there.any():
-            normal[there] = mixing.by_samples(torch.ones(len(self)), weights[there])
+        normal[there] = mixing.by_samples(torch.ones(len(self)), weights[there])
         return (normal @ self.outputs[of]).where(there, otherwise)
 
 
@@ -224,7 +219,7 @@ class Federation:
 
     @property
     def real(self) -> bool:
-        """Whether clients are others, who must not be seen through; in a simulation all are here anyway."""
+        """Whether clients are real sites, whose data and models the server must not see, and not a simulation's."""
         return getattr(self._engine, "real", True)
 
     @property
@@ -239,7 +234,7 @@ class Federation:
         return new_models(self.net, self.seed)
 
     def new_models(self, count: int, first: int = 0) -> Models:
-        """Several freshly initialised models, each different; number 0 is `new_model`. Another `first`, others."""
+        """Several freshly initialised models, each different: this seed's from number `first` on; `new_model` is 0."""
         return new_models(self.net, self.seed, count, first)
 
     def generator(self, purpose: str) -> np.random.Generator:
@@ -252,10 +247,10 @@ class Federation:
         count = sampling.cohort_size(participation, len(present))
         return sampling.uniform(present, count, self.generator("sample"))
 
-    # What the server knows of every client, who may be more in every round
+    # Values that the server has of every client; there may be more clients in every round
 
     def grown(self, values: Any, otherwise: float = 0, axis: int = 0) -> Any:
-        """Values of all clients, along an axis, with those that have joined since: `otherwise`, or no change."""
+        """Values of all clients along an axis; those that have joined since get `otherwise`, or a change of 0."""
         if isinstance(values, Changes):
             return Changes(values.net, self.grown(values.parameters))
         shape = list(values.shape)
@@ -263,7 +258,7 @@ class Federation:
         return torch.cat([values, values.new_full(shape, otherwise)], dim=axis)
 
     def updated(self, values: Any, clients: np.ndarray, rows: Any, otherwise: float = 0) -> Any:
-        """Values of all clients [client, ...] after some of them have told theirs."""
+        """Values of all clients [client, ...], lengthened as by `grown`, in which some clients have new `rows`."""
         values = self.grown(values, otherwise)
         if isinstance(values, Changes):
             return Changes(values.net, self.updated(values.parameters, clients, rows.parameters))
@@ -276,7 +271,7 @@ class Federation:
         return self.clients[(self.grown(labels, -1)[self.clients] < 0).numpy()]
 
     def is_due(self, first: int, every: int = 0) -> bool:
-        """Whether something that is done in a round, and then every so many rounds (0: never again), is done now."""
+        """Whether this is the round `first`, or one that comes a multiple of `every` rounds later (0: no later one)."""
         since = self.round - first
         return since == 0 or (since > 0 and every > 0 and since % every == 0)
 
@@ -298,19 +293,18 @@ class Federation:
         """Run a program on clients and bring back what it returns.
 
         `each` gives inputs with a row per client, `shared` the same input to all: one value for the program's first
-        input, or a dict by name. A single model is the same for all wherever it stands. `letters` are those of earlier
-        replies. Everything else is a setting. Inside the
-        program every input has the client as first axis. Clients that do not answer, or answer with numbers that are
-        not finite, are missing in the replies.
+        input, or a dict by name. A single model goes to all, also as `each`. `letters` are those of earlier replies.
+        Everything else is a setting. Inside the program every input has the client as first axis. Clients that do not
+        answer, or answer with numbers that are not finite, are missing in the replies.
         """
         if program.scoring:
             raise CoterieError(f"program {program.name} reads test data: it is for scoring, not for methods")
         return self._run(program, clients, each, shared, settings, letters=letters)
 
     def ask(self, program: Program, clients: np.ndarray, **settings: Any) -> Replies | None:
-        """What clients answer to a question, if there is somebody to ask and anybody answers.
+        """What `run` gives, or None if there are no clients to ask or none of them answers.
 
-        It is for what can be asked again in the next round: the others can do without it.
+        For questions that can be put again in the next round, while the method does without the answer.
         """
         try:
             return self.run(program, clients, **settings) if len(clients) else None
@@ -333,7 +327,8 @@ class Federation:
     ) -> Replies:
         """Run a program that stands for an exchange between clients, as only a simulation may.
 
-        Nothing is counted: who takes a shortcut charges the ledger with what the exchange would have sent.
+        Secret shares, for example, cost n x n messages of a model's size for each client and do not change the result.
+        Nothing is counted here: who takes a shortcut charges the ledger with what the exchange would have sent.
         """
         if self.real:
             raise CoterieError(f"program {program.name}: a shortcut shows what real clients keep from the server")
@@ -379,16 +374,8 @@ class Federation:
         own, common = _bound(program, each, self.net.dtype), _bound(program, shared, self.net.dtype)
         for name in [name for name, value in own.items() if isinstance(value, Stack) and not value.shape]:
             common[name] = own.pop(name)
-        _check_rows(program, own, len(positions))
-        call = Call(
-            program,
-            positions,
-            own,
-            common,
-            {name: self._resolved(value) for name, value in settings.items()},
-            self._at(scoring),
-            letters or Letters(),
-        )
+        told = {name: self._resolved(value) for name, value in settings.items()}
+        call = Call(program, positions, own, common, told, self._at(scoring), letters or Letters())
         self._phase += 1
         _check_inputs(call)
         if len(positions) == 0:
@@ -398,7 +385,7 @@ class Federation:
             self._count(call.each, "evaluation" if scoring else "down")
             self._count(call.shared, "evaluation" if scoring else "down", times=len(positions))
         answers = self._engine.run(call)
-        # Like who answered it comes with every answer, and is nothing that a method sends.
+        # The engine adds it to every answer. It is no output of the program, and so not counted.
         outputs = dict(answers.outputs)
         kept_finite = outputs.pop(KEPT_FINITE, None)
         answers = replace(answers, outputs=outputs)
@@ -417,9 +404,10 @@ class Federation:
         return value.at(self.round, self.rounds) if isinstance(value, LocalTraining) else value
 
     def _accepted(self, program: Program, answers: Answers, kept_finite: Value | None) -> Answers:
-        """The answers without those that are not finite: they cost the client its contribution, nothing else.
+        """The answers without those of clients whose outputs, or the models that they keep, are not finite.
 
-        So do models that it keeps, of which `kept_finite` [client] tells.
+        `kept_finite` [client] tells of the latter. Such a client loses what it contributed and kept in this round,
+        nothing else.
         """
         if not len(answers.clients):
             raise NoAnswerError(f"round {self.round}: no client answered ({program.name})")
@@ -457,7 +445,7 @@ class Federation:
     # The course of a run, for `fit`
 
     def begin(self, rounds: int, keep_last: bool = False, test_data: bool = False) -> None:
-        """Start anew: nothing remembered, nothing counted, before the first of so many rounds.
+        """Start a run of this many rounds: clients forget what they keep, and the ledger is empty.
 
         `test_data` lets the method's programs read test data, for protocols that do and say so.
         """
@@ -499,7 +487,7 @@ class Federation:
 
 
 class ServerData:
-    """What the server itself holds, with the same questions that can be put to clients."""
+    """The samples that the server itself holds, and what it can ask of them."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
@@ -519,7 +507,7 @@ class ServerData:
 
 
 def _bound(program: Program, values: Any, dtype: torch.dtype) -> dict[str, Value]:
-    """Inputs by name: a single value is for the program's first input. Plain numbers come in the models' precision."""
+    """Inputs by name; a single value is for the program's first input. Plain numbers get the models' precision."""
     if values is None:
         return {}
     if not isinstance(values, Mapping):
@@ -531,28 +519,22 @@ def _bound(program: Program, values: Any, dtype: torch.dtype) -> dict[str, Value
     }
 
 
-def _check_rows(program: Program, each: Mapping[str, Value], clients: int) -> None:
-    for name, value in each.items():
-        if not value.shape or value.shape[0] != clients:
-            raise CoterieError(f"program {program.name}: {name} has shape {tuple(value.shape)} for {clients} clients")
-
-
 def _tensor(value: Any, dtype: torch.dtype) -> Tensor:
     if isinstance(value, Tensor | np.ndarray):
         return torch.as_tensor(value)
-    tensor = torch.as_tensor(value, dtype=torch.float64 if _has_floats(value) else None)
+    tensor = torch.from_numpy(np.array(value))
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _has_floats(value: Any) -> bool:
-    return any(map(_has_floats, value)) if isinstance(value, list | tuple) else isinstance(value, float)
-
-
 def _check_inputs(call: Call) -> None:
-    given = [*call.each, *call.shared, *call.settings]
+    """Refuse `each` without a row per client, and inputs that the program does not have or is given twice."""
+    program, clients, given = call.program, len(call.clients), [*call.each, *call.shared, *call.settings]
+    for name, value in call.each.items():
+        if not value.shape or value.shape[0] != clients:
+            raise CoterieError(f"program {program.name}: {name} has shape {tuple(value.shape)} for {clients} clients")
     for name in given:
-        if name not in call.program.inputs:
-            inputs = ", ".join(call.program.inputs)
-            raise CoterieError(f"program {call.program.name} has no input {name!r}; it has {inputs or 'none'}")
+        if name not in program.inputs:
+            inputs = ", ".join(program.inputs)
+            raise CoterieError(f"program {program.name} has no input {name!r}; it has {inputs or 'none'}")
         if given.count(name) > 1:
-            raise CoterieError(f"program {call.program.name}: {name} is given twice")
+            raise CoterieError(f"program {program.name}: {name} is given twice")

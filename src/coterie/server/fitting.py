@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -52,7 +52,7 @@ class Noted:
 
 
 class Procedure(Protocol):
-    """What `fit` runs: a method, as far as the course of a run has to know it."""
+    """What `fit` needs of a method."""
 
     @property
     def name(self) -> str:
@@ -148,47 +148,47 @@ def fit(
     scoring.check(fed)
     truth = fed.true_groups if true_groups is None else np.asarray(true_groups)
     fed.begin(method.rounds, keep_last="last" in scoring.views, test_data=method.reads_test_data)
-    course = _Course(fed, scoring.insights, time.perf_counter())
+    now = Checkpoint(None, {}, 0.0) if resume is None else replace(resume)
+    course = _Course(fed, scoring.insights, now, time.perf_counter())
     if resume is None:
         with fed.method_at_work():
             course.move(method.begin(fed))
         fed.commit()
     else:
         fed.restore(resume.federation)
-        course.resume(resume)
     scores, served = None, None
     for number in range(fed.round + 1, method.rounds + 1):
         fed.start_round(number)
         with fed.method_at_work():
-            course.move(method.round(fed, course.state))
-            served = method.serve(fed, course.state)
+            course.move(method.round(fed, now.state))
+            served = method.serve(fed, now.state)
         fed.commit()
-        record, change = None, _group_change(number, known_groups(fed, served), course.groups)
+        record, change = None, _group_change(number, known_groups(fed, served, fed.clients), now.groups)
         if number % scoring.evaluate_every == 0 or number == method.rounds:
             missing = [view for view in scoring.views if view != "served"] if served.mixed else []
-            if missing and not course.rounds:
+            if missing and not now.rounds:
                 log.warning("%s: clients mix several models: there is no view %s", method.name, ", ".join(missing))
             scores = score(fed, served, scoring, method.local)
-            change = change if served.index is not None else _group_change(number, scores.groups, course.groups)
+            change = change if served.index is not None else _group_change(number, scores.groups, now.groups)
             record = _round_record(fed, scores, course.seconds)
-            course.rounds.append(record)
+            now.rounds.append(record)
             if scoring.insights:
                 with fed.method_at_work():
-                    found = course.findings | _plain(method.insight(fed, course.state))
-                course.insights.append({"round": number} | found)
+                    found = now.findings | _plain(method.insight(fed, now.state))
+                now.insights.append({"round": number} | found)
         checkpoint = course.checkpoint()
         for observer in observers:
             observer.round_done(checkpoint, record, change)
         del checkpoint  # what clients keep is copied for it only if an observer holds on to it
     if scores is None or served is None:  # resumed after the last round
         with fed.method_at_work():
-            served = method.serve(fed, course.state)
+            served = method.serve(fed, now.state)
         scores = score(fed, served, scoring, method.local)
         fed.restore(resume.federation)  # type: ignore[union-attr]  # scoring again must not count twice
     sizes = fed.sizes.tolist()
     clients = [_client_record(fed, sizes, scores, row, truth) for row in range(len(scores.clients))]
-    summary = _summary(method, fed, course.rounds, course.groups, scores, truth, describe or {})
-    result = Result(summary, course.rounds, clients, course.groups, course.insights, course.state, served)
+    summary = _summary(method, fed, now, scores, truth, describe or {})
+    result = Result(summary, now.rounds, clients, now.groups, now.insights, now.state, served)
     last = course.checkpoint()
     for observer in observers:
         observer.run_done(last, result)
@@ -202,39 +202,29 @@ class _Course:
     fed: Federation
     noting: bool
     """Whether what the method notes is recorded."""
+    now: Checkpoint
+    """Where the run is; `federation` and `seconds` are still those with which it began or went on."""
     started: float
-    state: Any = None
-    rounds: list[Record] = field(default_factory=list)
-    groups: list[Record] = field(default_factory=list)
-    insights: list[Record] = field(default_factory=list)
-    findings: Record = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
         """How long it has taken so far."""
-        return time.perf_counter() - self.started
+        return self.now.seconds + time.perf_counter() - self.started
 
     def move(self, outcome: Any) -> None:
         """Go on from what the method gave: a state, perhaps with what it has noted."""
         noted = outcome if isinstance(outcome, Noted) else Noted(outcome, {})
-        self.state = noted.state
+        self.now.state = noted.state
         if self.noting:
-            self.findings = self.findings | _plain(noted.findings)
+            self.now.findings = self.now.findings | _plain(noted.findings)
 
     def checkpoint(self) -> Checkpoint:
         """Everything that is needed to go on from here."""
-        told = self.rounds, self.groups, self.insights, self.findings
-        return Checkpoint(self.state, self.fed.checkpoint(), self.seconds, *told)
-
-    def resume(self, checkpoint: Checkpoint) -> None:
-        """Take up a run where it was."""
-        self.state, self.rounds, self.groups = checkpoint.state, checkpoint.rounds, checkpoint.groups
-        self.insights, self.findings = checkpoint.insights, checkpoint.findings
-        self.started -= checkpoint.seconds
+        return replace(self.now, federation=self.fed.checkpoint(), seconds=self.seconds)
 
 
 def _group_change(number: int, labels: np.ndarray | None, groups: list[Record]) -> Record | None:
-    """The groups of this round, if they are known and others than before."""
+    """Record this round's groups in `groups`, if they are known and differ from the last ones, and give the record."""
     if labels is None:
         return None
     found = labels.tolist()
@@ -284,7 +274,7 @@ def _number(value: float) -> float | None:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays as nested lists, numbers to six digits, and nothing for what is no number."""
+    """A value as JSON has it: arrays as nested lists, numbers to six digits, None for NaN and infinity."""
     if isinstance(value, Mapping):
         return {name: _plain(one) for name, one in value.items()}
     if isinstance(value, Tensor | np.ndarray | np.generic):
@@ -299,16 +289,15 @@ def _plain(value: Any) -> Any:
 def _summary(
     method: Procedure,
     fed: Federation,
-    rounds: list[Record],
-    groups: list[Record],
+    now: Checkpoint,
     scores: ClientScores,
     truth: np.ndarray | None,
     describe: Record,
 ) -> Record:
-    judged = [record for record in rounds if record["validation_accuracy"] is not None]
+    judged = [record for record in now.rounds if record["validation_accuracy"] is not None]
     # The best round is the best on validation data, and the earliest of equals.
     best = max(judged, key=lambda record: (record["validation_accuracy"], -record["round"]), default=None)
-    last = {name: value for name, value in rounds[-1].items() if name != "round"}
+    last = {name: value for name, value in now.rounds[-1].items() if name != "round"}
     summary: Record = {"method": method.name, "clients": len(fed.names), "rounds": method.rounds, "seed": fed.seed}
     if method.reads_test_data:
         summary["reads_test_data"] = True
@@ -316,5 +305,5 @@ def _summary(
     if truth is not None and scores.groups is not None:
         there = scores.clients
         summary |= agreement(scores.groups[there], truth[there])
-        summary["stable_since"] = groups[-1]["round"]
+        summary["stable_since"] = now.groups[-1]["round"]
     return summary | {"ledger": fed.ledger.by_kind()}

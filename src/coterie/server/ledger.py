@@ -10,7 +10,8 @@ class Ledger:
     """Bytes by direction and kind.
 
     Every value that crosses in `Federation.run` is counted: models, losses, label histograms. Not counted are settings
-    and message headers, and what a client says once when it joins (its name and how many samples it has).
+    and message headers, and what a client says once when it joins (its name and how many samples it has). So
+    FedAvg costs a model each way for each client and round, to the byte.
     """
 
     def __init__(self) -> None:

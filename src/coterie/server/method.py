@@ -5,12 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 
+from coterie.core.errors import SettingsError
 from coterie.core.fields import Count, within
 from coterie.core.registry import Registry
+from coterie.server import serving
 from coterie.server.federation import Federation
 from coterie.server.fitting import Result, fit
 from coterie.server.registered import methods as registered
-from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 M = TypeVar("M", bound="Method")
@@ -48,6 +49,14 @@ class Method(LocalTraining, ABC):
     gives_away: ClassVar[str] = ""
     """What others learn of a client. It stands on the method's page and in reports."""
 
+    sgd_only: ClassVar[str] = ""
+    """Why the method needs SGD, as the error says that refuses another optimizer; empty if it does not."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sgd_only and self.optimizer != "sgd":
+            raise SettingsError(f"optimizer={self.optimizer}: {self.sgd_only}")
+
     @property
     def local(self) -> LocalTraining:
         """How clients train, as a setting for programs."""
@@ -74,9 +83,12 @@ class Method(LocalTraining, ABC):
     def round(self, fed: Federation, state: Any) -> Any:
         """The state after another round."""
 
-    @abstractmethod
-    def serve(self, fed: Federation, state: Any) -> Served:
-        """What each client predicts with."""
+    def serve(self, fed: Federation, state: Any) -> serving.Served:
+        """The one model.
+
+        It is `state.model`, for all clients; a method whose clients predict with anything else overrides this.
+        """
+        return serving.one(state.model, len(fed.names))
 
     def insight(self, fed: Federation, state: Any) -> Mapping[str, Any]:
         """What figures of the method show of its state after a round, by name: arrays with the client as first axis.

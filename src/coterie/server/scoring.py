@@ -1,4 +1,8 @@
-"""What a method is worth to every single client: accuracy and loss of what it is served, under three views."""
+"""What a method is worth to every single client: accuracy and loss of what it is served, under three views.
+
+Clients are scored by programs that may read test data; a federation refuses them while a method's code runs. The global
+test set is cut into parts that are scored like clients, so that worker processes share it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -110,26 +114,26 @@ def score(fed: Federation, served: Served, scoring: Scoring, local: LocalTrainin
     )
     clients = replies.clients
     rows = {name: value.cpu().numpy() for name, value in replies.outputs.items()}
-    more: dict[str, np.ndarray] = {name: rows[name] for name in _MORE if name in rows}
-    groups = _groups(fed, served, clients, rows.get("choice"))
+    asked = ("global_accuracy", "accuracy_adapted", "accuracy_last")
+    more: dict[str, np.ndarray] = {name: rows[name] for name in asked if name in rows}
+    groups = known_groups(fed, served, clients, rows.get("choice"))
     if groups is not None and not served.personal and len(fed.global_test) and scoring.global_test is not False:
-        assert served.models is not None
-        more["global_accuracy"] = _globally(fed, served.models, scoring.top)[groups[clients]]
+        inputs = {"models": served.models}
+        parts = fed.score(score_globally, np.array(fed.global_test), each={}, shared=inputs, top=scoring.top)
+        accuracy = parts.correct.sum(dim=0) / parts.samples.sum()  # [model]
+        more["global_accuracy"] = accuracy.cpu().numpy()[groups[clients]]
     return ClientScores(
         clients, rows["accuracy"], rows["loss"], rows["validation"], rows["steps"], rows["rounds"], more, groups
     )
 
 
-def known_groups(fed: Federation, served: Served) -> np.ndarray | None:
-    """Which of the server's models each client is served, [client], where that takes no question to the clients."""
-    return _groups(fed, served, fed.clients, None)
+def known_groups(
+    fed: Federation, served: Served, clients: np.ndarray, choice: np.ndarray | None = None
+) -> np.ndarray | None:
+    """Which of the server's models each client of the federation is served; -1 for those not among `clients`.
 
-
-_MORE = ("global_accuracy", "accuracy_adapted", "accuracy_last")
-
-
-def _groups(fed: Federation, served: Served, clients: np.ndarray, choice: np.ndarray | None) -> np.ndarray | None:
-    """Which of the server's models each client has, [client], -1 for clients that are not there."""
+    Where clients choose themselves, it is known only from their `choice` [client].
+    """
     if served.index is not None:
         choice = served.index.numpy()[clients]
     if choice is None:
@@ -152,12 +156,6 @@ def _inputs(served: Served, clients: np.ndarray) -> tuple[dict[str, Any], dict[s
     if len(torch.unique(chosen)) == 1:
         return {}, {"models": served.models[int(chosen[0])]}
     return {"models": served.models[chosen]}, {}
-
-
-def _globally(fed: Federation, models: Models, top: int) -> np.ndarray:
-    """Accuracy of the server's models on the global test set, [model]."""
-    parts = fed.score(score_globally, np.array(fed.global_test), each={}, shared={"models": models}, top=top)
-    return (parts.correct.sum(dim=0) / parts.samples.sum()).cpu().numpy()
 
 
 @program(scoring=True)
@@ -189,7 +187,8 @@ def score_client(
         outputs["choice"] = choice
     if personal is not None:
         models = clients.adapt(models, personal)
-    outputs |= _measured(clients, models, weights, top)
+    test, validation = clients.evaluate_each(models, ("test", "validation"), weights)
+    outputs |= {"accuracy": test.accuracy_of(top), "loss": test.loss, "validation": validation.accuracy_of(top)}
     if everywhere:
         outputs["global_accuracy"] = clients.evaluate(models, "global", weights).accuracy_of(top)
     if adapt is not None:
@@ -208,11 +207,6 @@ def _own_shares(clients: Clients, models: Models, kept: str) -> Tensor:
     if not new.any():
         return own
     return torch.where(new, mixing.mixture_shares(clients.losses(models), even, _EM_STEPS), own)
-
-
-def _measured(clients: Clients, models: Models, weights: Tensor | None, top: int) -> dict[str, Tensor]:
-    test, validation = clients.evaluate_each(models, ("test", "validation"), weights)
-    return {"accuracy": test.accuracy_of(top), "loss": test.loss, "validation": validation.accuracy_of(top)}
 
 
 @program(scoring=True)

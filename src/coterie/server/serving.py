@@ -29,7 +29,7 @@ class Served:
     weights: Tensor | None = None
     """How each client mixes their predictions, [client, model]."""
     shares: str | None = None
-    """The name under which clients keep how they mix them; who keeps nothing yet finds it out by itself."""
+    """The name under which clients keep their own weights; a client that has none yet fits them to its data."""
     kept: str | None = None
     """The name under which clients keep a model of their own."""
     on: str = "train"
@@ -42,7 +42,7 @@ class Served:
     """Local training that precedes predicting."""
 
     def after(self, local: LocalTraining) -> "Served":
-        """The same after a little local training at each client, e.g. for Per-FedAvg."""
+        """This rule, with a little local training at each client before it predicts, as Per-FedAvg has it."""
         return replace(self, adapt=local)
 
     @property
@@ -57,7 +57,7 @@ class Served:
 
 
 def one(model: Models, clients: int) -> Served:
-    """The same model for all of so many clients."""
+    """The same model for all clients; `clients` is their number."""
     return each(model.expand(1), torch.zeros(clients, dtype=torch.int64))
 
 

@@ -1,7 +1,8 @@
-"""How models do on samples: for each sample, how many classes come before its label, and its cross-entropy.
+"""How models do on samples: for each sample the rank of its label, and its cross-entropy.
 
-What models are asked about is named by places in the pool, so that whoever runs them can put together what several
-runs ask at the same time. What comes back lies on the host, fetched at once: a GPU that is asked for a number waits.
+A job names samples by their places in the pool. So runs over the same pool can put their jobs together, and inputs that
+many models share are prepared once. The results come back to the host in one transfer for all: a GPU stands still
+whenever somebody looks at its numbers. Whoever adds the results up does so on the host, in one order.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,40 +19,45 @@ from coterie.nets.net import Net
 from coterie.nets.stacks import Models
 
 Run = Callable[[Models, Tensor, bool], Tensor]
-"""What models [n] give for inputs [n, row, ...], or for the same inputs [row, ...] if they are shared."""
+"""Gives the outputs of models [n]: for inputs [n, row, ...], or if the last argument says that all share the same
+inputs, for [row, ...]."""
 
 _ROWS = 256
-"""Samples that a model sees at once on a CPU: more do not fit its cache."""
+"""How many samples a model sees at once on a CPU: more do not fit its cache."""
 
-_GPU_ROWS, _GPU_NUMBERS = 16384, 1 << 30
-"""The same on a GPU, as far as what the nets leave behind is not more than so many numbers."""
+_GPU_ROWS = 16384
+"""How many samples a model sees at once on a GPU, at most."""
+
+_GPU_NUMBERS = 1 << 30
+"""How many numbers all models together may hold on a GPU at once, inputs and the outputs of layers counted."""
 
 
 @dataclass(frozen=True, eq=False)
 class EvaluationJob:
-    """Models, and the samples that each is asked about."""
+    """Models, and the samples on which each is evaluated."""
 
     pool: Pool
     models: Models
-    """One for each question, [model]."""
+    """The models, [model]; one that is evaluated on several lists of samples stands here several times."""
     places: Sequence[np.ndarray]
-    """The samples of each, as places in the pool. Where all are the same array, inputs are prepared once."""
+    """The samples of each model, as places in the pool. If all are the same array, inputs are prepared once."""
 
     @property
     def shared(self) -> bool:
-        """Whether all models are asked about the same samples."""
+        """Whether all models are evaluated on the same samples."""
         return all(own is self.places[0] for own in self.places)
 
     @property
     def longest(self) -> int:
-        """The most samples that a model is asked about."""
+        """The most samples on which a model is evaluated."""
         return max(map(len, self.places), default=0)
 
 
 def evaluate(run: Run, job: EvaluationJob) -> Tensor:
-    """Rank and loss of every sample, [2, model, sample], on the host; behind a model's last sample there is anything.
+    """Rank and loss of every sample, [2, model, sample], on the host.
 
-    The rank is how many classes the model finds likelier than the label.
+    The rank is how many classes the model finds likelier than the label. Entries behind a model's last sample mean
+    nothing.
     """
     pool = job.pool
     found = [(rows, first, rank_and_loss(outputs, pool.y[index])) for rows, first, index, outputs in _blocks(run, job)]
@@ -65,7 +71,7 @@ def evaluate(run: Run, job: EvaluationJob) -> Tensor:
 
 
 def predictions(run: Run, job: EvaluationJob) -> Tensor:
-    """What models give for their samples, [model, sample, class]; behind a model's last sample there is anything."""
+    """What models give for their samples, [model, sample, class]. Entries behind a model's last sample mean nothing."""
     models = job.models
     result = models.parameters.new_zeros(len(job.places), job.longest, models.net.classes)
     for rows, first, _, outputs in _blocks(run, job):
@@ -74,7 +80,7 @@ def predictions(run: Run, job: EvaluationJob) -> Tensor:
 
 
 def _blocks(run: Run, job: EvaluationJob) -> Iterator[tuple[Tensor | None, int, Tensor, Tensor]]:
-    """Which models a block is of (nothing: all), its first sample, its samples' places in the pool, and the outputs."""
+    """Blocks of the job: the models of a block (None: all), its first column, its samples' places, and the outputs."""
     pool, models, places = job.pool, job.models, job.places
     if job.shared:
         most = rows_at_once(models.net, len(models))
@@ -82,13 +88,14 @@ def _blocks(run: Run, job: EvaluationJob) -> Iterator[tuple[Tensor | None, int, 
             if len(index):
                 yield None, number * most, index, run(models, pool.inputs(index), True)
         return
-    # Models with most samples first, so that those that are asked about further ones are always the first.
+    # Models with most samples come first, so that those which have samples left are always the first ones.
     sizes = np.array([len(own) for own in places])
     order = np.argsort(-sizes, kind="stable")
     first = 0
     while count := int((sizes > first).sum()):
         whose, left = order[:count], sizes[order[:count]] - first
-        # Up to the middle one's last sample, and if that is far for most, no more than that is padding.
+        # A block is as wide as the longest list, or as the middle one if the longest is more than twice as long: a few
+        # long lists would fill it with padding. What they have more is in the next blocks.
         middle = int(left[count // 2])
         width = min(int(left[0]) if left[0] <= 2 * middle else middle, rows_at_once(models.net, count))
         index = _padded([places[number][first : first + width] for number in whose])
@@ -100,7 +107,7 @@ def _blocks(run: Run, job: EvaluationJob) -> Iterator[tuple[Tensor | None, int, 
 
 
 def rows_at_once(net: Net, models: int) -> int:
-    """How many samples go through so many models at once."""
+    """How many samples each of this many models sees at once."""
     if net.device.type == "cpu":
         return _ROWS
     each = models * (net.activations + prod(net.shape))
@@ -108,7 +115,7 @@ def rows_at_once(net: Net, models: int) -> int:
 
 
 def _padded(rows: Sequence[np.ndarray]) -> Tensor:
-    """Places of unequal number as one tensor, filled up with the first place of each."""
+    """Rows of unequal length as one tensor; a shorter row is filled up with its own first place."""
     padded = np.empty((len(rows), max(map(len, rows))), dtype=np.int64)
     for number, row in enumerate(rows):
         padded[number, : len(row)], padded[number, len(row) :] = row, row[0]
@@ -119,8 +126,8 @@ def rank_and_loss(outputs: Tensor, y: Tensor) -> Tensor:
     """Rank of the label and cross-entropy, [2, ..., row], of outputs [..., row, class]."""
     y = y.expand(outputs.shape[:-1])
     own = outputs.gather(-1, y.unsqueeze(-1))
-    # The classes that come before the label: those with more, and of equals those with a lower number, like argmax.
-    # What is not a number comes before everything.
+    # A class comes before the label if its output is greater, or equal and its number lower, as argmax has it. NaN, on
+    # either side, counts against the label.
     earlier = torch.arange(outputs.shape[-1], device=y.device) < y.unsqueeze(-1)
     rank = (~(outputs <= own) | ((outputs == own) & earlier)).sum(dim=-1)
     loss = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").reshape(y.shape)

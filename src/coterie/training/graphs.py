@@ -3,11 +3,13 @@
 A GPU is done with a kernel of a small net long before the host has launched the next one. A graph holds a whole step
 (gathering the batch from the pool, gradients, terms, momentum, the move) and is launched at once. It reads and writes
 at fixed addresses. So what a bundle of tracks holds is copied into buffers that stay, and the number of the step is
-counted on the device. Buffers and graphs are kept for the next bundle of the same kind: the next round's.
+counted on the device. Buffers and graphs are kept for the next bundle of the same kind: the next round's. Every bundle
+has a stream of its own, so that several go on side by side. A net that cannot be recorded runs without graphs, with a
+warning.
 
-As tracks finish, shorter graphs over the same buffers are replayed. There are few lengths; finished tracks that are
-still inside of one compute along and do not move. All sizes are functions of the bundle alone, never of what ran
-before, so that a result repeats to the last bit.
+As tracks finish, shorter graphs over the same buffers are replayed. There are few lengths (powers of two up to 16, then
+numbers of three binary digits); finished tracks that are still inside of one compute along and do not move. All sizes
+are functions of the bundle alone, never of what ran before, so that a result repeats to the last bit.
 """
 
 import gc
@@ -30,26 +32,29 @@ from coterie.training.loop import BatchIndices, Bundle, Objective, Schedule, Ste
 log = logging.getLogger("coterie")
 
 _WINDOW = 64
-"""Steps whose tables lie on the device at fixed places; longer training replaces them window by window."""
+"""How many steps' tables lie on the device at fixed places; longer training replaces them window by window."""
 
 _KINDS = 12
-"""Kinds of bundles whose buffers and graphs are kept: those that were used last."""
+"""How many kinds of bundles have their buffers and graphs kept: those that were used last."""
 
 _OFTEN = 4
-"""Steps of an unusual width that are worth a graph."""
+"""How many steps of an unusual width there must be for a graph to be worth it."""
 
 Record = Callable[[Callable[[], None]], Callable[[], None]]
-"""Makes of a function on fixed buffers one that does the same again."""
+"""Records what a function does on fixed buffers, and gives a function that replays it."""
 
 
 def rounded_up(count: int, digits: int) -> int:
-    """The next number with so many binary digits that count."""
+    """The next number of which all binary digits but the first few (`digits`) are 0."""
     step = 1 << max(0, count.bit_length() - digits)
     return -(-count // step) * step
 
 
 def objective_key(objective: Objective) -> Hashable:
-    """What tells objectives apart: functions that are made anew for every call are known by what they consist of."""
+    """A key that is equal for objectives which do the same.
+
+    A function that is made anew for every call is known by its code and by the values that it closes over.
+    """
     parts: tuple[Any, ...] = (objective,)
     if isinstance(objective, partial):
         parts = (objective_key(objective.func), objective.args, *objective.keywords.items())
@@ -60,7 +65,7 @@ def objective_key(objective: Objective) -> Hashable:
         with suppress(TypeError):
             hash(key)
             return key  # type: ignore[return-value]
-    return id(objective)  # the record keeps it alive: no other can get its number
+    return id(objective)  # the gradients that were recorded keep it alive: no other can get its number
 
 
 class Recorder:
@@ -71,9 +76,9 @@ class Recorder:
         self._kinds: OrderedDict[Hashable, list[_Recorded]] = OrderedDict()
 
     def prepared(self, bundles: Iterable[tuple[Bundle, Objective]]) -> list[Stepping]:
-        """Bundles with their objectives in buffers of their kinds: each runs in a stream of its own, beside the others.
+        """The bundles, given with their objectives, in buffers; each runs in a stream of its own, beside the others.
 
-        Streams and buffers are kept: those of a kind go to the bundles of this kind in their order.
+        The first bundle of a kind gets the first buffers that are kept for the kind, the second the second, and so on.
         """
         taken: Counter[Hashable] = Counter()
         loaded = [self._loaded(bundle, objective, taken) for bundle, objective in bundles]
@@ -110,7 +115,7 @@ class _Shape:
     tracks: int
     width: int
     idle: bool
-    """Whether finished tracks compute along."""
+    """Whether tracks that have finished can be among those that compute."""
     rows: tuple[tuple[str, torch.Size, torch.dtype], ...]
     draws: tuple[bool, int]
     """Whether images are cropped, and the number of streams of batches."""
@@ -128,11 +133,11 @@ class _Shape:
 
     @staticmethod
     def _tail(name: str, rows: Tensor) -> torch.Size:
-        """The shape of a row; how many sample weights there are differs from cohort to cohort."""
+        """The shape of a row. Rows of sample weights are rounded up: their length differs from cohort to cohort."""
         return torch.Size([rounded_up(rows.shape[1], 3)]) if name == "sample_weights" else rows.shape[1:]
 
     def new_rows(self, like: TrackRows) -> TrackRows:
-        """Buffers for what tracks hold."""
+        """Buffers for the tracks' rows."""
         device = like.parameters.device
         made: dict[str, Any] = dict.fromkeys(vars(like))
         for name, tail, dtype in self.rows:
@@ -140,7 +145,7 @@ class _Shape:
         return TrackRows(**made)
 
     def new_tables(self, like: Schedule) -> Schedule:
-        """Buffers for a window of steps."""
+        """Buffers for the tables of a window of steps."""
         lead, device = (_WINDOW, self.tracks), like.counted.device
 
         def table(source: Tensor | None) -> Any:
@@ -154,12 +159,12 @@ class _Shape:
 
 
 def _prefix(active: int, tracks: int) -> int:
-    """How many tracks compute so that the first `active` do: one of few lengths."""
+    """How many tracks compute where the first `active` have to: `active`, rounded up to one of few lengths."""
     return min(tracks, rounded_up(active, 3) if active > 16 else 1 << (active - 1).bit_length())
 
 
 class _Recorded:
-    """Buffers of one shape, and graphs of the step over the first tracks of them, by their number and the width."""
+    """Buffers of one shape, and graphs of the step: one for each number of tracks that compute and width of batches."""
 
     def __init__(self, bundle: Bundle, shape: _Shape, record: Record | None) -> None:
         self.shape = shape
@@ -174,14 +179,14 @@ class _Recorded:
         self.fails = False
 
     def streaming(self) -> AbstractContextManager[Any]:
-        """The stream that this runs in."""
+        """A context in which the device works in the stream of these buffers."""
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def prepare(self, sizes: Sequence[tuple[int, int]], masked: bool) -> None:
-        """Record what is worth it. The buffers hold anything afterwards: this comes before they are filled."""
+        """Record steps of the sizes that are worth it. This overwrites the buffers, so they are filled afterwards."""
         self.seen.update(sizes)
         for size in dict.fromkeys(sizes):
-            # With a mask there are few widths; without, a partial batch has its own, which may not come again.
+            # With a mask, widths are rounded and few. Without, an epoch's last batch has a width that may be unique.
             if size in self.graphs or self.fails or not (masked or self.seen[size] >= _OFTEN):
                 continue
             step = partial(self.step, size, masked)
@@ -197,12 +202,12 @@ class _Recorded:
                 )
 
     def step(self, size: tuple[int, int], masked: bool) -> None:
-        """The step, in the buffers."""
+        """Take the step in the buffers, without a graph."""
         self.stepper.step(self.rows, self.number, *size, masked)
         self.number += 1
 
     def fill(self, bundle: Bundle) -> None:
-        """Take over what the tracks of a bundle hold."""
+        """Copy what the tracks of a bundle hold into the buffers."""
         self.number.zero_()
         for ours, theirs in zip(vars(self.rows).values(), vars(bundle.rows).values(), strict=True):
             if ours is not None:
@@ -211,7 +216,7 @@ class _Recorded:
             self.stepper.trains.copy_(bundle.stepper.trains)
 
     def fill_window(self, tables: Schedule, first: int) -> None:
-        """Take over the tables of the next steps."""
+        """Copy the tables of a window of steps, which begins at `first`, into the buffers."""
         ours = self.stepper.tables
         for draws, source in zip(ours.draws, tables.draws, strict=True):
             draws.real.zero_()
@@ -225,10 +230,12 @@ class _Recorded:
 
 
 def _corner(buffer: Tensor, like: Tensor) -> Tensor:
+    """The part of a buffer, which may be larger, that begins where the buffer does and has this tensor's shape."""
     return buffer[tuple(slice(size) for size in like.shape)]
 
 
 def _put(buffer: Tensor, values: Tensor) -> None:
+    """Copy values into a buffer that may be larger, from its beginning on along every axis."""
     _corner(buffer, values).copy_(values)
 
 
@@ -258,7 +265,7 @@ class _Loaded:
             recorded.fill(bundle)
 
     def step(self, number: int) -> None:
-        """Take a step with the tracks that are still training."""
+        """Let the tracks that are still training take a step."""
         recorded, size = self._recorded, self._sizes[number]
         with recorded.streaming():
             if number % _WINDOW == 0:
@@ -277,7 +284,7 @@ class _Loaded:
 
 
 class _CudaGraphs:
-    """Records CUDA graphs that share memory for what lies between their kernels: only one of them runs at a time."""
+    """Records CUDA graphs that share memory for intermediate results, as only one of them runs at a time."""
 
     def __init__(self, stream: torch.cuda.Stream | None) -> None:
         self._stream, self._pool = stream or torch.cuda.Stream(), torch.cuda.graph_pool_handle()
@@ -304,7 +311,7 @@ class _CudaGraphs:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """No garbage is collected inside: a graph that was dropped in a circle would break the one that is recorded."""
+    """Switch the garbage collector off: a CUDA graph that it destroyed would break the one that is being recorded."""
     collects = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""How a client trains: what can be said to its local training."""
+"""The settings of a client's local training: how long, in what batches, at which rate, with which optimizer."""
 
 from dataclasses import dataclass, replace
 from math import ceil, cos, pi
@@ -43,7 +43,7 @@ class LocalTraining(Checked):
     """Longest gradient of a step (Euclidean norm); 0 does not clip."""
 
     optimizer: Literal["sgd", "adam"] = "sgd"
-    """What turns a gradient into a step."""
+    """How a gradient becomes a step: SGD, with or without `momentum`, or Adam."""
 
     schedule: Literal["constant", "exponential", "cosine", "steps"] = "constant"
     """How the learning rate changes over rounds: not at all, by `rate_decay` every round, along a half cosine to zero,
@@ -61,7 +61,7 @@ class LocalTraining(Checked):
             raise SettingsError(f"momentum={self.momentum}: belongs to sgd; adam has its own")
 
     def at(self, round: int, rounds: int) -> "LocalTraining":  # noqa: A002
-        """The same with the learning rate of a round (counted from 1) and no schedule."""
+        """These settings for one round (counted from 1): `rate` is what the schedule makes it, and then stays."""
         past = max(round - 1, 0)
         factor = 1.0
         if self.schedule == "exponential":
@@ -73,12 +73,15 @@ class LocalTraining(Checked):
         return replace(self, rate=self.rate * factor, schedule="constant")
 
     def steps_for(self, samples: int, epochs: float | None = None) -> int:
-        """How many steps a client with so many samples takes."""
+        """How many steps a client with this many samples takes in a round.
+
+        Passes that are given as `epochs` replace the epochs or steps of these settings.
+        """
         if self.steps is not None and epochs is None:
             return self.steps
         epochs = self.epochs if epochs is None else epochs
         return max(1, round(epochs * self.steps_per_epoch(samples))) if epochs > 0 else 0
 
     def steps_per_epoch(self, samples: int) -> int:
-        """How many steps a pass over so many samples takes."""
+        """How many steps a pass over this many samples takes."""
         return ceil(samples / (self.batch or samples))

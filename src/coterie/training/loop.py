@@ -1,9 +1,13 @@
-"""The one local training loop, and what can be said to it.
+"""The one local training loop.
 
-The loop trains a stack of models, one per client, each on its own client's samples. It knows nothing of methods:
-FedProx, SCAFFOLD, FedDyn and others differ in a *pull* towards an anchor and a *push*, two terms of the gradient;
-others in the *objective*, a function written for one client. How a gradient is computed, for one client alone or for
-many at once, is the business of the *form* (`coterie.training.forms`); everything else happens here, once.
+The loop trains a stack of models, one per client, each on its own client's samples. A client in the loop is a *track*,
+and tracks that take their steps together are a *bundle*. The loop knows nothing of methods: FedProx, SCAFFOLD, FedDyn
+and others differ in two terms of the gradient, a *pull* towards a model, the *anchor*, and a *push*, a constant vector;
+others differ in the *objective*, a function written for one client.
+
+How a gradient is computed, for one client alone or for many at once, is the business of the *form*
+(`coterie.training.forms`). Everything else (the order of samples, terms, clipping, momentum) happens here, once, so
+that all forms do the same.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,9 +39,9 @@ class Batch:
     index: Tensor
     """Places of the samples among the client's own, [row]."""
     weight: Tensor | None = None
-    """1 for real rows and 0 for padding, [row]; nothing means that all are real."""
+    """1 for real rows and 0 for padding, [row]; None means that all are real."""
     sample_weight: Tensor | None = None
-    """What the method weighs the samples with, [row]."""
+    """The samples' weights in the objective, [row], if the method gives any."""
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of [row] over real rows, with the samples' weights applied."""
@@ -49,7 +53,12 @@ class Batch:
 
 
 class LocalModel:
-    """One client's model inside an objective: call it on a batch or on inputs."""
+    """One client's model inside an objective: call it on a batch or on inputs.
+
+    An objective may also look at the model at other parameters: `at`, `frozen`, `gradient`. Each such view draws
+    dropout noise of its own. So the inner and the outer step of a meta-learner are independent, and a further look
+    changes nothing else.
+    """
 
     def __init__(
         self, net: Net, parameters: Tensor, buffers: Tensor, current: Pass, views: Iterator[int] | None = None
@@ -58,7 +67,7 @@ class LocalModel:
         self._views = views or count(1)
 
     def __call__(self, inputs: Batch | Any, *more: Any) -> Any:
-        """The net's output. A batch brings the knowledge of which rows are real."""
+        """The net's output. A batch also says which of its rows are real."""
         current = self.current
         if isinstance(inputs, Batch):
             current.rows, inputs = inputs.weight, inputs.x
@@ -68,21 +77,22 @@ class LocalModel:
         return output
 
     def at(self, parameters: Tensor) -> "LocalModel":
-        """The same model at other parameters; what it does to its buffers stays its own, and so does its noise."""
+        """A view of this model at other parameters; its noise, and what it does to buffers, are its own."""
         return self._view(parameters, next(self._views))
 
     def _view(self, parameters: Tensor, number: int) -> "LocalModel":
-        # Views draw from far apart in one sequence: a net has far fewer layers that draw.
+        # All views draw from one sequence. Each begins far behind the one before: no net has 2^16 layers that draw.
         return LocalModel(self.net, parameters, self.buffers, replace(self.current, draws=number << 16), self._views)
 
     def gradient(self, loss: Callable[["LocalModel"], Tensor]) -> Tensor:
-        """The gradient of a loss at the current parameters, [P], itself differentiable. The buffers stay."""
+        """The gradient of a loss at the current parameters, [P], itself differentiable. Buffers do not change."""
         return torch.func.grad(lambda parameters: loss(self.at(parameters)))(self.parameters)
 
     def curvature(self, loss: Callable[["LocalModel"], Tensor], direction: Tensor, step: float) -> Tensor:
-        """The Hessian of a loss times a direction, [P], by a central difference of gradients. The buffers stay.
+        """The Hessian of a loss times a direction, [P], by a central difference of gradients. Buffers do not change.
 
-        Both gradients are of the same noise: that of two draws, divided by a small step, would be all that is left.
+        Both gradients draw the same noise: the difference between two draws, divided by a small step, would drown the
+        rest.
         """
         number = next(self._views)
         gradient = torch.func.grad(lambda parameters: loss(self._view(parameters, number)))
@@ -95,14 +105,15 @@ class LocalModel:
 
 
 class Objective(Protocol):
-    """What a step lowers, written for one client and vectorised by the form.
+    """What training lowers: a function written for one client, which the form vectorises.
 
     A function with an attribute `batches` above 1 gets that many independent batches as a tuple. It must depend on its
-    arguments alone: on a GPU it runs once, and what it did is replayed, for every call with the same function.
+    arguments alone, and find what it needs on the device: on a GPU it runs once, and what it did is replayed in every
+    further step.
     """
 
     def __call__(self, model: LocalModel, batch: Any, key: Tensor) -> Tensor:
-        """The loss of a batch; `key` is a scalar for keyed noise."""
+        """The loss of a batch; random numbers can be drawn from `key`, a scalar of this client and step."""
 
 
 def cross_entropy(model: LocalModel, batch: Batch, key: Tensor) -> Tensor:
@@ -120,19 +131,22 @@ class Trained:
     steps: Tensor
     """Steps taken, [client]."""
     loss: Tensor
-    """Mean loss over the last epoch, as it was while training, [client]."""
+    """Mean loss of the last epoch's batches, each before its step, [client]."""
     samples: Tensor
     """Training samples, [client]."""
 
 
 @dataclass(frozen=True)
 class Track:
-    """One client in the loop: its samples, its draws, how it trains. Tracks may differ in all but the optimizer."""
+    """One client in the loop: its samples, its random draws, how it trains.
+
+    Tracks of a bundle may differ in everything but the optimizer, and may be of different runs.
+    """
 
     index: np.ndarray
     """Its training samples, as places in the pool."""
     key: tuple[Any, ...]
-    """What its draws are keyed by."""
+    """The key of its random draws (see `coterie.core.randomness`)."""
     steps: int
     """How many steps it takes."""
     local: LocalTraining
@@ -160,7 +174,7 @@ class Terms:
     push: Tensor | None = None
     """A constant vector, [client, P]."""
     trains: Tensor | None = None
-    """Which parameters are trained, [P] of 1 and 0; nothing means all."""
+    """Which parameters are trained, [P] of 1 and 0; None means all."""
 
     @classmethod
     def of(
@@ -171,7 +185,7 @@ class Terms:
         push: Changes | None,
         trains: str | Iterable[str],
     ) -> "Terms":
-        """The terms for a stack of models, one row per client. A pull of exactly 0 is none, to the last bit."""
+        """The terms for a stack of models, one row per client. A pull of exactly 0 leaves no term at all."""
         target = start.parameters
         strength = centre = None
         if isinstance(pull, Tensor) or pull != 0:
@@ -186,7 +200,7 @@ class Terms:
 
     @classmethod
     def cat(cls, terms: Sequence["Terms"]) -> "Terms":
-        """The terms of several stacks one after another; they train the same part, and the same of them are there."""
+        """The terms of several stacks, one after another. All must train the same part and have the same terms."""
 
         def joined(name: str) -> Tensor | None:
             there = [part for one in terms if (part := getattr(one, name)) is not None]
@@ -200,26 +214,29 @@ class Terms:
         return Terms(pull, anchor, push, self.trains)
 
 
-GradientFunction = Callable[[Tensor, Tensor, tuple[Batch, ...], Tensor], tuple[Tensor, Tensor, Tensor]]
-"""(parameters [n, P], buffers [n, Q], batches, keys [n]) to (losses [n], gradients [n, P], buffers [n, Q])."""
+Gradients = tuple[Tensor, Tensor, Tensor]
+"""Losses [n], gradients [n, P], and the buffers afterwards [n, Q]."""
+
+GradientFunction = Callable[[Tensor, Tensor, tuple[Batch, ...], Tensor], Gradients]
+"""Gives the gradients for parameters [n, P], buffers [n, Q], batches and keys [n]."""
 
 
 class Stepping(Protocol):
-    """Tracks that take their steps together: a `Bundle`, or what stands for one."""
+    """Tracks that take their steps together: a `Bundle`, or one whose steps are replayed (`training.graphs`)."""
 
     @property
     def active(self) -> Sequence[int]:
-        """How many tracks are still training, by step; the first ones are."""
+        """For each step, how many tracks take it: these are the first ones."""
 
     def step(self, number: int) -> None:
-        """Take a step with the tracks that are still training."""
+        """Let the tracks that are still training take a step."""
 
     def result(self) -> tuple[Models, Tensor]:
         """The models and the losses of the last epoch, in the order in which the tracks were given."""
 
 
 def train_tracks(bundles: Sequence[Stepping]) -> list[tuple[Models, Tensor]]:
-    """Train tracks, each for its own number of steps: the one loop. Bundles take turns, step by step."""
+    """The one loop: train every track for its own number of steps. Bundles take turns, step by step."""
     for number in range(max(len(bundle.active) for bundle in bundles)):
         for bundle in bundles:
             if number < len(bundle.active):
@@ -229,57 +246,44 @@ def train_tracks(bundles: Sequence[Stepping]) -> list[tuple[Models, Tensor]]:
 
 @dataclass(frozen=True, eq=False)
 class TrainingJob:
-    """What is to be trained: tracks with what they start from and are told."""
+    """What is to be trained: tracks, and for each of them a model to start from and terms of the gradient."""
 
     pool: Pool
     tracks: Sequence[Track]
     start: Models
+    """The models that training starts from, [track]."""
     terms: Terms
     objective: Objective
     sample_weights: Tensor | None = None
-
-    def bundle(self, gradients: GradientFunction, chosen: slice | list[int], rows: int | None = None) -> "Bundle":
-        """Some of the tracks, which take their steps together; with `rows`, in steps of one shape."""
-        weights = None if self.sample_weights is None else self.sample_weights[chosen]
-        tracks = self.tracks[chosen] if isinstance(chosen, slice) else [self.tracks[track] for track in chosen]
-        start, terms = self.start[chosen], self.terms.rows(chosen)
-        streams = getattr(self.objective, "batches", 1)
-        return Bundle(self.pool, tracks, start, terms, gradients, streams, weights, rows)
+    """The weights of a track's samples in the objective, [track, sample]; None means that all count alike."""
 
 
 class Bundle:
     """Tracks that take their steps together, and everything that a step reads and moves.
 
     Tracks are sorted by steps, longest first, so that those still training are always the first ones: a finished track
-    is simply no longer in the prefix, and neither momentum nor decay nor a term can move it.
+    is simply no longer in the slice, and neither momentum nor decay nor a term can move it.
     """
 
     def __init__(
-        self,
-        pool: Pool,
-        tracks: Sequence[Track],
-        start: Models,
-        terms: Terms,
-        gradients: GradientFunction,
-        streams: int = 1,
-        sample_weights: Tensor | None = None,
-        rows: int | None = None,
+        self, job: TrainingJob, gradients: GradientFunction, chosen: Sequence[int], rows: int | None = None
     ) -> None:
-        """Tracks with what they start from and are told.
+        """The tracks of a job that stand at the `chosen` places.
 
-        With `rows` all tracks compute in all steps, with so many rows: then every operation has the same shape whatever
-        the tracks are, and finished ones compute along without moving.
+        With `rows`, all tracks compute in all steps, with batches of that many rows: then every operation has the same
+        shape whatever the tracks are. Finished tracks compute along, and are not moved.
         """
-        ranked = sorted(range(len(tracks)), key=lambda track: -tracks[track].steps)
-        tracks, order = [tracks[track] for track in ranked], torch.tensor(ranked, device=pool.device)
+        pool, net = job.pool, job.start.net
+        ranked = sorted(range(len(chosen)), key=lambda place: -job.tracks[chosen[place]].steps)
+        tracks = [job.tracks[chosen[place]] for place in ranked]
         self._back = torch.tensor(np.argsort(ranked), device=pool.device)
-        self.rows = TrackRows.of(tracks, start[order], terms.rows(order), sample_weights, order)
-        draws = [_drawn(pool, tracks, stream, rows) for stream in range(streams)]
+        self.rows = TrackRows.of(job, tracks, torch.tensor([chosen[place] for place in ranked], device=pool.device))
+        draws = [_drawn(pool, tracks, stream, rows) for stream in range(getattr(job.objective, "batches", 1))]
         filled = draws[0][1]
-        counted = torch.from_numpy(_last_epoch(tracks, filled)).to(pool.device, start.net.dtype)
+        counted = torch.from_numpy(_last_epoch(tracks, filled)).to(pool.device, net.dtype)
         moving = None if rows is None else torch.from_numpy(filled > 0).to(pool.device).unsqueeze(2)
         tables = Schedule(tuple(table for table, _ in draws), counted, moving)
-        self.stepper = TrainingStep(pool, start.net, gradients, tables, terms.trains)
+        self.stepper = TrainingStep(pool, net, gradients, tables, job.terms.trains)
         self.active: list[int] = (filled > 0).sum(axis=1).tolist()
         self.width: list[int] = filled.max(axis=1, initial=0).tolist()
         if rows is not None:
@@ -288,7 +292,7 @@ class Bundle:
         self.batch = max(track.local.batch for track in tracks) if all(track.local.batch for track in tracks) else 0
 
     def step(self, number: int) -> None:
-        """Take a step with the tracks that are still training."""
+        """Let the tracks that are still training take a step."""
         # A track alone has no padded rows: without a mask the layers may use faster kernels.
         self.stepper.step(self.rows, number, self.active[number], self.width[number], masked=not self.alone)
 
@@ -297,7 +301,7 @@ class Bundle:
         return self.sorted_back(self.rows)
 
     def sorted_back(self, rows: "TrackRows") -> tuple[Models, Tensor]:
-        """What these rows hold, in the order in which the tracks were given."""
+        """The models and losses in these rows, in the order in which the tracks were given."""
         models = Models(self.stepper.net, rows.parameters[self._back], rows.buffers[self._back])
         return models, rows.losses[self._back]
 
@@ -306,8 +310,8 @@ class Bundle:
 class TrackRows:
     """What a step reads and moves, with a row per track.
 
-    Rates and strengths are tensors too, so that tracks with different settings can share a step; what no track uses is
-    not there.
+    Rates and strengths are tensors too, so that tracks with different settings can share a step. What no track uses is
+    None.
     """
 
     parameters: Tensor
@@ -326,10 +330,9 @@ class TrackRows:
     sample_weights: Tensor | None
 
     @classmethod
-    def of(
-        cls, tracks: Sequence[Track], start: Models, terms: Terms, sample_weights: Tensor | None, order: Tensor
-    ) -> "TrackRows":
-        """The rows of tracks that begin at some models, whose tensors they take and move."""
+    def of(cls, job: TrainingJob, tracks: Sequence[Track], places: Tensor) -> "TrackRows":
+        """The rows of some tracks of a job, which stand at these places there."""
+        start, terms = job.start[places], job.terms.rows(places)
         parameters = start.parameters
 
         def column(values: Iterable[float]) -> Tensor | None:
@@ -352,11 +355,11 @@ class TrackRows:
             terms.push,
             torch.zeros_like(parameters) if adam or momentum is not None else None,
             torch.zeros_like(parameters) if adam else None,
-            None if sample_weights is None else sample_weights[order],
+            None if job.sample_weights is None else job.sample_weights[places],
         )
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> "TrackRows":
-        """The same with a function applied to every tensor."""
+        """Rows whose tensors are what a function makes of these."""
         mapped: dict[str, Any] = {n: None if value is None else function(value) for n, value in vars(self).items()}
         return TrackRows(**mapped)
 
@@ -367,10 +370,10 @@ class TrackRows:
 
 @dataclass
 class BatchIndices:
-    """Which sample of which track is in which row of which step, [step, track, row]."""
+    """Which samples the tracks see in every step, [step, track, row]."""
 
     sources: Tensor
-    """Places in the pool; where a row is padding, one of the client's own: it cannot suffer from another's."""
+    """Places in the pool. Padding repeats a sample of the same client, so that no other's can do harm."""
     places: Tensor
     """Places among the client's own samples."""
     real: Tensor
@@ -381,31 +384,34 @@ class BatchIndices:
 
 @dataclass
 class Schedule:
-    """What changes from step to step."""
+    """Tables of what changes from step to step."""
 
     draws: tuple[BatchIndices, ...]
-    """One for each stream of batches."""
+    """The batches, once for each stream of them that the objective asks for."""
     counted: Tensor
     """The weight of the step in the mean loss of the last epoch, [step, track]."""
     moving: Tensor | None = None
-    """Which tracks the step moves, [step, track, 1], where finished ones take part in the computation."""
+    """Which tracks the step moves, [step, track, 1]; None if finished tracks are not computed."""
     window: int | None = None
-    """How many steps there is room for, where later ones take the places of earlier ones."""
+    """How many steps the tables have room for, if later steps overwrite earlier ones; None if all steps are there."""
 
 
 @dataclass
 class TrainingStep:
-    """The step itself. It asks the host nothing, so that it can be run as it is or recorded once and replayed."""
+    """A training step. Nothing in it waits for the device, so it can be recorded once and replayed (`graphs`)."""
 
     pool: Pool
     net: Net
     gradients: GradientFunction
     tables: Schedule
     trains: Tensor | None
-    """Which parameters are trained, [P] of 1 and 0; nothing means all."""
+    """Which parameters are trained, [P] of 1 and 0; None means all."""
 
     def step(self, rows: TrackRows, number: int | Tensor, active: int, width: int, masked: bool) -> None:
-        """Move the first `active` rows by a step, whose number may be on the device, with batches of some width."""
+        """Let the first `active` tracks take a step, with batches `width` rows wide.
+
+        The number of the step may be a tensor on the device. `masked` says that rows of a batch may be padding.
+        """
         tables, place = self.tables, number if self.tables.window is None else number % self.tables.window
         rows = rows.first(active)
         batches = tuple(self._batch(draws, rows, place, active, width, masked) for draws in tables.draws)
@@ -433,7 +439,7 @@ class TrainingStep:
 
 
 def _taken(table: Tensor, place: int | Tensor, *cut: int) -> Tensor:
-    """A step's part of a table; its place may be a number or a tensor [1], which is not read on the host."""
+    """A step's part of a table; its place may be a number, or a tensor [1] that is not read on the host."""
     table = table[place] if isinstance(place, int) else table.index_select(0, place)[0]
     return table[tuple(slice(size) for size in cut)]
 
@@ -447,7 +453,10 @@ def _last_epoch(tracks: Sequence[Track], filled: np.ndarray) -> np.ndarray:
 
 
 def _drawn(pool: Pool, tracks: Sequence[Track], stream: int, rows: int | None) -> tuple[BatchIndices, np.ndarray]:
-    """The samples of all steps, and how many there are, [step, track]; with room for so many, or as many as needed."""
+    """A stream of batches for all steps, and how many samples each batch has, [step, track].
+
+    A batch has room for `rows` samples, or else for as many as the largest one has.
+    """
     shape = (tracks[0].steps, len(tracks), rows or max(track.width for track in tracks))
     places = np.full(shape, -1, dtype=np.int64)
     crops = np.zeros((*shape, 3), dtype=np.int64) if pool.augment else None
@@ -460,7 +469,7 @@ def _drawn(pool: Pool, tracks: Sequence[Track], stream: int, rows: int | None) -
             crops[: track.steps, number, : own.shape[1]] = drawn
     real = places >= 0
     np.maximum(places, 0, out=places)
-    # All tracks' samples one after another, and where each track's begin: one look-up for all.
+    # One look-up for all: in all tracks' samples, one after another, each track's begin at its `first`.
     first = np.cumsum([0, *(len(track.index) for track in tracks[:-1])])
     sources = np.concatenate([track.index for track in tracks])[places + first[:, None]]
     draws = BatchIndices(
@@ -501,7 +510,8 @@ def _direction(rows: TrackRows, gradient: Tensor, trains: Tensor | None, number:
     if rows.square is None:
         assert rows.momentum is not None
         return rows.velocity.mul_(rows.momentum).add_(gradient)
-    # Adam (Kingma and Ba, ICLR 2015) with its usual constants.
+    # Adam (Kingma and Ba, ICLR 2015) with its usual constants. Where a gradient should be zero, such as that of a bias
+    # in front of batch normalisation, it makes steps of full size out of rounding noise: no two devices agree there.
     mean = rows.velocity.lerp_(gradient, 1 - _FIRST) / (1 - _power(_FIRST, number, gradient))
     square = rows.square.lerp_(gradient.square(), 1 - _SECOND) / (1 - _power(_SECOND, number, gradient))
     return mean / (square.sqrt() + 1e-8)
@@ -511,5 +521,5 @@ _FIRST, _SECOND = 0.9, 0.999
 
 
 def _power(base: float, number: int | Tensor, like: Tensor) -> float | Tensor:
-    """The base to the number of steps taken, this one included."""
+    """The base to the power of how many steps have been taken with this one, where steps are numbered from 0."""
     return base ** (number + 1 if isinstance(number, int) else (number + 1).to(like.dtype))
