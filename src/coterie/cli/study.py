@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from coterie.report.studies import Report
     from coterie.server.fitting import Observer
     from coterie.studies.campaign import Campaign, Outcome
-    from coterie.studies.study import Study, Task
+    from coterie.studies.study import Study, StudyTask
 
 RESULTS = Path("results")
 """Where results go if nobody says where."""
@@ -241,7 +241,7 @@ def _show(report: "Report") -> None:
         wide.print(summary_terminal(report.summary))
 
 
-def _run(campaign: "Campaign", pending: "Sequence[Task]", time_limit: float | None) -> "Outcome":
+def _run(campaign: "Campaign", pending: "Sequence[StudyTask]", time_limit: float | None) -> "Outcome":
     from coterie.runs.folder import StoredRun
     from coterie.runs.settings import Settings
 
@@ -249,7 +249,7 @@ def _run(campaign: "Campaign", pending: "Sequence[Task]", time_limit: float | No
     with following() as follower:
         tally = follower.tally(len(rounds), sum(rounds))
 
-        def watch(task: "Task") -> "Sequence[Observer]":
+        def watch(task: "StudyTask") -> "Sequence[Observer]":
             folder = campaign.folder(task)
             begun = StoredRun.read(folder).rounds if (folder / "settings.toml").is_file() else []
             return tally.watch(begun[-1]["round"] if begun else 0)

@@ -43,7 +43,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """A table as it is shown, whatever it is written in."""
 
     stub: tuple[str, ...]
@@ -86,7 +86,7 @@ class Layout:
             above = labels
         return shown
 
-    def part(self, fields: range) -> "Layout":
+    def part(self, fields: range) -> "TableLayout":
         """The same with some of the fields."""
         rows = tuple((labels, entries[fields.start : fields.stop]) for labels, entries in self.rows)
         blocks = tuple(
@@ -96,7 +96,7 @@ class Layout:
         )
         return replace(self, head=self.head[fields.start : fields.stop], rows=rows, blocks=blocks)
 
-    def parts(self) -> "list[Layout]":
+    def parts(self) -> "list[TableLayout]":
         """Parts that a page is wide enough for, if possible without parting what has the same outermost label."""
         outermost = [len([*fields]) for _, fields in groupby(self.head, key=lambda labels: labels[0])]
         pieces: list[range] = []
@@ -130,7 +130,7 @@ def _joined(pieces: Sequence[range], fits: Callable[[range], bool]) -> Iterator[
             start = piece.stop
 
 
-def layout(table: ResultTable) -> Layout:
+def layout(table: ResultTable) -> TableLayout:
     """What is shown where."""
     common = _common_notes(table)
     listed = [note for cell in table.shown for note in (*cell.notes, *cell.paper_notes) if note not in common]
@@ -143,7 +143,7 @@ def layout(table: ResultTable) -> Layout:
     head = [_heading(table, column, part) for column, part in fields]
     counted = groupby(range(len(fields)), key=lambda number: fields[number][0])
     blocks = [[*numbers] for _, numbers in counted]
-    return Layout(
+    return TableLayout(
         stub=table.row_axes,
         head=tuple(head),
         blocks=tuple(range(block[0], block[-1] + 1) for block in blocks),
@@ -250,7 +250,7 @@ def terminal(table: ResultTable, width: int) -> Group:
     return Group(*parts, *below, *(Text(remark, style="dim") for remark in shown.remarks))
 
 
-def _fitting_fields(shown: Layout, width: int) -> Iterator[range]:
+def _fitting_fields(shown: TableLayout, width: int) -> Iterator[range]:
     """Which fields go into one table: as many blocks as fit; a block that does not fit alone goes field by field."""
 
     def fits(fields: range) -> bool:
@@ -265,7 +265,7 @@ def _fits(table: Table, width: int) -> bool:
     return unbounded.measure(table).maximum <= width
 
 
-def _terminal_table(shown: Layout, compact: bool) -> Table:
+def _terminal_table(shown: TableLayout, compact: bool) -> Table:
     """A table of what is shown; a compact one has the outer labels of rows in lines of their own."""
     drawn = ruled("")
     drawn.title = None
@@ -342,7 +342,7 @@ def latex(table: ResultTable) -> str:
     return "\n".join([*lines, "\\end{table}"]) + "\n"
 
 
-def _latex_tabular(shown: Layout) -> Iterator[str]:
+def _latex_tabular(shown: TableLayout) -> Iterator[str]:
     yield f"\\begin{{tabular}}{{{'l' * len(shown.stub)}{'r' * len(shown.head)}}}"
     yield "\\toprule"
     yield from _latex_head(shown)
@@ -355,7 +355,7 @@ def _latex_tabular(shown: Layout) -> Iterator[str]:
     yield "\\end{tabular}"
 
 
-def _latex_head(shown: Layout) -> Iterator[str]:
+def _latex_head(shown: TableLayout) -> Iterator[str]:
     """The lines of the header: labels above what they hold for, and rules below those above several fields."""
     before = len(shown.stub)
     for level in range(shown.levels):

@@ -24,7 +24,7 @@ Entry = tuple[Settings, Result]
 """A run and its settings."""
 
 
-class Batch:
+class RunBatch:
     """Runs with one net and one way of computing; each distinct world is made once."""
 
     def __init__(

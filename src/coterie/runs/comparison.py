@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from coterie.runs.batch import Batch, Entry
+from coterie.runs.batch import Entry, RunBatch
 from coterie.runs.experiment import NewFolder
 from coterie.runs.settings import Settings
 from coterie.server.fitting import Observer
@@ -27,7 +27,7 @@ def compare(
     first = settings[0].world
     worlds = [first.reseeded(first.seed + number) for number in range(seeds)]
     # Whatever can be wrong with the settings must show before a folder is made.
-    batch = Batch([replace(one, world=world) for world in worlds for one in settings], together)
+    batch = RunBatch([replace(one, world=world) for world in worlds for one in settings], together)
     parent = out.make() if isinstance(out, NewFolder) else out
 
     def folder(one: Settings) -> Path | None:

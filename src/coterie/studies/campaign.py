@@ -17,12 +17,12 @@ import tomli_w
 
 from coterie.core.errors import CoterieError
 from coterie.core.files import write_whole
-from coterie.runs.batch import Batch
+from coterie.runs.batch import RunBatch
 from coterie.runs.folder import BusyError, FinishedError, StoredRun, is_finished
 from coterie.runs.identity import changes_results
 from coterie.runs.settings import Settings, World, read_table
 from coterie.server.fitting import Checkpoint, Observer, Record, Result
-from coterie.studies.study import Measuring, Place, Study, Task
+from coterie.studies.study import Measuring, Place, Study, StudyTask
 
 log = logging.getLogger("coterie")
 
@@ -46,7 +46,7 @@ class Outcome:
     """Runs that were finished in it."""
     failed: dict[str, str] = field(default_factory=dict)
     """Runs that failed, and why."""
-    elsewhere: list[Task] = field(default_factory=list)
+    elsewhere: list[StudyTask] = field(default_factory=list)
     """Runs that another process was at work on."""
     busy: int = 0
     """How many of them it had not finished when this was over."""
@@ -77,21 +77,21 @@ class Campaign:
         """`given` are options that count more than what the studies say."""
         self.out, self._given = out, dict(given or {})
 
-    def tasks(self, study: Study, seeds: int | None = None, only: str | None = None) -> list[Task]:
+    def tasks(self, study: Study, seeds: int | None = None, only: str | None = None) -> list[StudyTask]:
         """The runs of a study, all methods of a seed before the next seed, so that what is there can be compared."""
         cells = [cell for cell in study.cells(only) if not cell.skip]
         return [cell.task(seed, self._given, study.methods) for seed in range(seeds or study.seeds) for cell in cells]
 
-    def folder(self, task: Task) -> Path:
+    def folder(self, task: StudyTask) -> Path:
         """Where a run is or will be."""
         return self.out / "runs" / task.name
 
-    def pending(self, tasks: Iterable[Task]) -> list[Task]:
+    def pending(self, tasks: Iterable[StudyTask]) -> list[StudyTask]:
         """Those that are not finished yet, each once."""
         distinct = {task.name: task for task in tasks}
         return [task for task in distinct.values() if not self._finished(task)]
 
-    def _finished(self, task: Task) -> bool:
+    def _finished(self, task: StudyTask) -> bool:
         folder = self.folder(task)
         if not (folder / "summary.json").is_file() or not is_finished(folder):
             return False
@@ -113,7 +113,7 @@ class Campaign:
         scaled = study.scaled({name: value for name, value in self._given.items() if changes_results(name)})
         return Results(scaled, seeds or study.seeds, runs, skipped)
 
-    def _stored(self, task: Task) -> StoredRun | None:
+    def _stored(self, task: StudyTask) -> StoredRun | None:
         """A finished run."""
         folder = self.folder(task)
         try:
@@ -128,9 +128,9 @@ class Campaign:
 
     def carry_out(
         self,
-        tasks: Iterable[Task],
+        tasks: Iterable[StudyTask],
         seconds: float | None = None,
-        watch: "Callable[[Task], Sequence[Observer]]" = lambda task: (),
+        watch: "Callable[[StudyTask], Sequence[Observer]]" = lambda task: (),
     ) -> Outcome:
         """Do what is not done yet, for so many seconds at most. What fails does not keep the rest from being done."""
         until = None if seconds is None else time.monotonic() + seconds
@@ -152,7 +152,7 @@ class Campaign:
         outcome.busy = len(self.pending(outcome.elsewhere))
         return outcome
 
-    def _measure(self, task: Task, before: World | None, outcome: Outcome) -> World | None:
+    def _measure(self, task: StudyTask, before: World | None, outcome: Outcome) -> World | None:
         """Measure in the task's world, and give that back: the next one takes over its data where they are the same."""
         assert isinstance(task.settings, Measuring)
         try:
@@ -172,12 +172,16 @@ class Campaign:
         return world
 
     def _run(
-        self, tasks: Sequence[Task], until: float | None, watch: Callable[[Task], Sequence[Observer]], outcome: Outcome
+        self,
+        tasks: Sequence[StudyTask],
+        until: float | None,
+        watch: Callable[[StudyTask], Sequence[Observer]],
+        outcome: Outcome,
     ) -> None:
         named = {task.name: task for task in tasks}
 
-        def task_of(settings: Settings) -> Task:
-            return named[Task(settings).name]
+        def task_of(settings: Settings) -> StudyTask:
+            return named[StudyTask(settings).name]
 
         def failed(settings: Settings, error: Exception) -> None:
             if isinstance(error, BusyError):
@@ -188,7 +192,7 @@ class Campaign:
         if not tasks:
             return
         try:
-            batch = Batch([task.settings for task in tasks if isinstance(task.settings, Settings)], failed=failed)
+            batch = RunBatch([task.settings for task in tasks if isinstance(task.settings, Settings)], failed=failed)
         except CoterieError as error:  # data that they share
             outcome.failed |= {task.name: str(error) for task in tasks}
             return
@@ -227,15 +231,15 @@ def _check_time(until: float | None) -> None:
         raise _TimeUpError
 
 
-def _batches(tasks: Sequence[Task]) -> Iterator[list[Task]]:
+def _batches(tasks: Sequence[StudyTask]) -> Iterator[list[StudyTask]]:
     """Runs that share data, net and way of computing, as many as are worth computing at once, in order."""
-    kinds: dict[Hashable, list[Task]] = {}
+    kinds: dict[Hashable, list[StudyTask]] = {}
     for task in tasks:
         world = task.settings.world
         same = world.data, tuple(sorted(world.data_options.items())), world.net, world.computing
         kinds.setdefault(same, []).append(task)
     for alike in kinds.values():
-        batch: list[Task] = []
+        batch: list[StudyTask] = []
         clients = 0.0
         for task in alike:
             assert isinstance(task.settings, Settings)

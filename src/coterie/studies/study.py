@@ -109,7 +109,7 @@ class Measuring:
 
 
 @dataclass(frozen=True)
-class Task:
+class StudyTask:
     """One run of a study: what it is, and what it is called."""
 
     settings: Settings | Measuring
@@ -164,7 +164,7 @@ class Cell:
         """The place in one line."""
         return "/".join(self.labels)
 
-    def task(self, seed: int, given: Mapping[str, Any] | None = None, others: Iterable[str] = ()) -> Task:
+    def task(self, seed: int, given: Mapping[str, Any] | None = None, others: Iterable[str] = ()) -> StudyTask:
         """The run with this seed; what is `given` counts more than what the study says.
 
         `others` are the study's other methods: an option that only they have is not for this one.
@@ -173,11 +173,11 @@ class Cell:
         told["seed"] = told.get("seed", 0) + seed
         method, measure = told.pop("method", None), told.pop("measure", None)
         if measure is None:
-            return Task(Settings.of(told, method, others=others)[0])
+            return StudyTask(Settings.of(told, method, others=others)[0])
         own = {option.name for option in measures.options(measure)}
         rest = {name: value for name, value in told.items() if name not in own}
         world = Settings.of(rest, "local", others=others)[0].world
-        return Task(Measuring(measures.make(measure, **{k: told[k] for k in told if k in own}), world))
+        return StudyTask(Measuring(measures.make(measure, **{k: told[k] for k in told if k in own}), world))
 
 
 @dataclass(frozen=True)

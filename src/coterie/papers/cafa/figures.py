@@ -13,7 +13,7 @@ from coterie.runs.folder import StoredRun
 
 
 @kind("silhouette")
-class Silhouette(Plot):
+class SilhouetteCurves(Plot):
     """The mean silhouette of clients' labels for every number of clusters, by which CAFA chooses."""
 
     caption = "By which CAFA chooses the number of clusters: the higher, the better they are apart."
