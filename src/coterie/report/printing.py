@@ -8,9 +8,9 @@ import csv
 import io
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby, pairwise, takewhile
 from string import ascii_lowercase
 
 from markupsafe import Markup
@@ -65,11 +65,8 @@ class TableLayout:
 
     def lines(self) -> Iterator[tuple[Labels, tuple[Entry, ...]]]:
         """The rows, without the labels that are the same as in the row above."""
-        above: Labels = ()
-        for labels, entries in self.rows:
-            same = _shared(labels[:-1], above)
-            yield ("",) * same + labels[same:], entries
-            above = labels
+        labels, entries = zip(*self.rows, strict=True) if self.rows else ((), ())
+        return zip(_said_once(labels), entries, strict=True)
 
     def spans(self, level: int) -> list[tuple[str, int]]:
         """The labels of a level of the header, and how many fields each is above."""
@@ -77,14 +74,8 @@ class TableLayout:
         return [(labels[-1], len([*fields])) for labels, fields in groups]
 
     def headings(self) -> list[Labels]:
-        """What each field is called, without what is said to its left already."""
-        shown: list[Labels] = []
-        above: Labels = ()
-        for labels in self.head:
-            same = _shared(labels[:-1], above)
-            shown.append(("",) * same + labels[same:])
-            above = labels
-        return shown
+        """What each field is called, without the labels that the field to its left has too."""
+        return [*_said_once(self.head)]
 
     def part(self, fields: range) -> "TableLayout":
         """The same with some of the fields."""
@@ -112,12 +103,16 @@ class TableLayout:
 
 def _shared(labels: Labels, others: Labels) -> int:
     """How many labels are the same from the first on."""
-    same = 0
-    for one, other in zip(labels, others, strict=False):
-        if one != other:
-            break
-        same += 1
-    return same
+    return len([*takewhile(lambda pair: pair[0] == pair[1], zip(labels, others, strict=False))])
+
+
+def _said_once(several: Iterable[Labels]) -> Iterator[Labels]:
+    """Each of several labellings, with blanks for what it shares with the one before; the last label always stands."""
+    above: Labels = ()
+    for labels in several:
+        same = _shared(labels[:-1], above)
+        yield ("",) * same + labels[same:]
+        above = labels
 
 
 def _joined(pieces: Sequence[range], fits: Callable[[range], bool]) -> Iterator[range]:

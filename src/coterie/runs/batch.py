@@ -3,7 +3,6 @@
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import dropwhile
 from pathlib import Path
 from typing import TypeVar
 
@@ -47,14 +46,15 @@ class RunBatch:
             world = worlds.setdefault(key, one.world if first is None else one.world.beside(first))
             self._settings.append(replace(one, world=world))
         self._failed = failed
+        self._worlds = self._by_world()
+        """The distinct worlds, from the first on that can be made, and the numbers of the runs in each."""
         self._engine: Simulation | None = None
-        self._first: World | None = None
-        """The world that the engine is of: the first that can be made."""
-        for world, numbers in self._by_world():
+        """The engine of the first of these worlds."""
+        while self._worlds and self._engine is None:
+            world, numbers = self._worlds[0]
             self._engine = self._made(world.engine, numbers)
-            if self._engine is not None:
-                self._first = world
-                break
+            if self._engine is None:
+                del self._worlds[0]
         stacked = self._engine is not None and self._engine.form.stacked and self._engine.net.device.type == "cuda"
         self._together = stacked if together is None else together
 
@@ -98,9 +98,9 @@ class RunBatch:
 
     def _run_in_turn(self, one_run: Callable[[Settings, Federation], Entry | None]) -> dict[int, Entry | None]:
         entries: dict[int, Entry | None] = {}
-        for world, numbers in self._possible():
+        for place, (world, numbers) in enumerate(self._worlds):
             # The world, and an engine with everything in it, is made once for all methods of a seed.
-            engine = self._engine if world is self._first else None
+            engine = None if place else self._engine
             fed = self._made(partial(world.federation, engine), numbers)
             if fed is None:
                 continue
@@ -131,7 +131,7 @@ class RunBatch:
     def _pooled_engine(self, worlds: Sequence[World]) -> Simulation:
         """An engine with the samples of all these worlds, which then are places in its pool."""
         populations = pooled([world.population for world in worlds])
-        unchanged = worlds[0] is self._first and populations[0].x is worlds[0].population.x
+        unchanged = worlds[0] is self._worlds[0][0] and populations[0].x is worlds[0].population.x
         for world, population in zip(worlds, populations, strict=True):
             world.__dict__["population"] = population
         return self._engine if unchanged and self._engine else worlds[0].engine()
@@ -139,16 +139,15 @@ class RunBatch:
     def _sharing_samples(self) -> list[list[tuple[World, list[int]]]]:
         """The distinct worlds with their runs, in groups that divide the same samples."""
         groups: list[list[tuple[World, list[int]]]] = []
-        for world, numbers in self._possible():
+        for world, numbers in self._worlds:
             population = self._made(partial(getattr, world, "population"), numbers)
             if population is None:
                 continue
             fitting = (group for group in groups if same_samples(group[0][0].population, population))
-            group = next(fitting, None)
-            if group is None:
-                groups.append([(world, numbers)])
-            else:
-                group.append((world, numbers))
+            group = next(fitting, [])
+            if not group:
+                groups.append(group)
+            group.append((world, numbers))
         return groups
 
     def _by_world(self) -> list[tuple[World, list[int]]]:
@@ -157,7 +156,3 @@ class RunBatch:
         for number, one in enumerate(self._settings):
             found.setdefault(id(one.world), (one.world, []))[1].append(number)
         return list(found.values())
-
-    def _possible(self) -> list[tuple[World, list[int]]]:
-        """Those from the first that can be made on."""
-        return list(dropwhile(lambda found: found[0] is not self._first, self._by_world()))

@@ -8,7 +8,7 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -306,16 +306,15 @@ class Study:
         for label in (*self.own, *self.variants):
             if label not in self.axes["method"]:
                 raise unknown("entry of axes.method in own or variants", label, self.axes["method"])
-        for number, exception in enumerate(self.exceptions):
-            with _inside(_called("exceptions", number)):
-                self._check_where(exception.where)
+        self._check_each("exceptions", lambda exception: self._check_where(exception.where))
         self._check_cells()
-        for number, table in enumerate(self.tables):
-            with _inside(_called("tables", number, table.title)):
-                self._check_table(table)
-        for number, figure in enumerate(self.figures):
-            with _inside(_called("figures", number, figure.title)):
-                self._check_figure(figure)
+        self._check_each("tables", self._check_table)
+        self._check_each("figures", self._check_figure)
+
+    def _check_each(self, part: str, check: Callable[[Any], None]) -> None:
+        for number, one in enumerate(getattr(self, part)):
+            with _inside(_called(part, number, getattr(one, "title", None))):
+                check(one)
 
     def _check_cells(self) -> None:
         cells = self.cells()

@@ -23,33 +23,15 @@ from matplotlib.transforms import Bbox
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999", "#000000")
 """Okabe and Ito's colours, which colour-blind people can tell apart, but grey for yellow, which paper swallows."""
 
-STYLE: dict[Any, Any] = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e6e6",
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "font.size": 10,
-    "lines.markersize": 4,
-    "legend.frameon": False,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "coterie",  # the same figure is the same file
-    "text.parse_math": False,  # a dollar in the name of a label is a dollar
-    "figure.constrained_layout.use": True,
-}
 
-SMALL: dict[Any, Any] = STYLE | {
-    "font.size": 8,
-    "axes.titlesize": 8.5,
-    "axes.titlepad": 4,
-    "axes.linewidth": 0.6,
-    "lines.linewidth": 1.1,
-    "lines.markersize": 2.8,
-}
-"""The same for figures of many small panels, which are as wide as a page."""
+def _settings(name: str) -> dict[Any, Any]:
+    """Matplotlib's settings that a style sheet beside this module makes."""
+    return dict(matplotlib.rc_params_from_file(Path(__file__).with_name(name), use_default_template=False))
+
+
+STYLE = _settings("page.mplstyle")
+SMALL = STYLE | _settings("panels.mplstyle")
+"""For figures of many small panels, which are as wide as a page."""
 
 _MARKERS = "osD^vPX*"
 _DASHES = ("-", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
