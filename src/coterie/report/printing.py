@@ -175,13 +175,15 @@ def _entry(table: ResultTable, cell: ResultCell, part: str, letters: dict[str, s
     )
     if part == "ours":
         unfinished = (Verdict.NOT_RUN, Verdict.LEFT_OUT, Verdict.NOT_MEASURED)
-        text = cell.verdict.value if cell.verdict in unfinished else _figure(cell.mean, cell.deviation, table.digits)
+        text = (
+            cell.verdict.value if cell.verdict in unfinished else _figure(cell.mean, cell.deviation, table.spec.digits)
+        )
         return Entry(text, cell.best, notes, cell.clear)
     if part == "paper":
         paper = cell.published
-        text = "–" if paper is None else _figure(paper.mean, paper.deviation, table.digits)
+        text = "–" if paper is None else _figure(paper.mean, paper.deviation, table.spec.digits)
         return Entry(text, cell.best_published, notes)
-    signed = "" if cell.difference is None else _signed(cell.difference, table.digits)
+    signed = "" if cell.difference is None else _signed(cell.difference, table.spec.digits)
     return Entry(" ".join(part for part in (signed, _SIGNS.get(cell.verdict, "")) if part) or "–")
 
 
@@ -211,7 +213,7 @@ def _remarks(table: ResultTable, common: Sequence[str]) -> Iterator[str]:
     if Verdict.INCOMPARABLE in verdicts:
         yield "n/c not comparable."
     if any(cell.clear for cell in cells):
-        reference = ", ".join(table.reference.values())
+        reference = ", ".join(table.spec.reference.values())
         yield (
             f"* differs from {reference} by more than chance: paired t-test over {table.pairs}, p < {SIGNIFICANT:g} "
             f"after Holm's correction for {table.comparisons} comparisons."
@@ -240,7 +242,7 @@ def terminal(table: ResultTable, width: int) -> Group:
     parts = [_terminal_table(shown, compact=False)]
     if not _fits(parts[0], width):
         parts = [_terminal_table(shown.part(fields), compact=True) for fields in _fitting_fields(shown, width)]
-    parts[0].title = Text(table.title)
+    parts[0].title = Text(table.spec.title)
     below = [Text(f"{letter}  {note}", style="dim") for letter, note in shown.footnotes]
     return Group(*parts, *below, *(Text(remark, style="dim") for remark in shown.remarks))
 
@@ -294,7 +296,7 @@ def _styled(entry: Entry) -> Text:
 def markdown(table: ResultTable) -> str:
     """The table in Markdown, as GitHub shows it."""
     shown = layout(table)
-    lines = [f"**{markdown_text(table.title)}**"]
+    lines = [f"**{markdown_text(table.spec.title)}**"]
     for part in shown.parts():
         names = ["<br>".join(markdown_text(label) for label in labels if label) for labels in part.headings()]
         lines += ["", _line([*map(markdown_text, part.stub), *names])]
@@ -331,7 +333,7 @@ def latex(table: ResultTable) -> str:
     below = [f"\\textsuperscript{{{letter}}} {_latex_text(note)}" for letter, note in shown.footnotes]
     below += [_latex_text(remark) for remark in shown.remarks]
     lines = ["% needs \\usepackage{booktabs}", "\\begin{table}", "\\centering"]
-    lines += [f"\\caption{{{_latex_text(table.title)}}}", tabulars]
+    lines += [f"\\caption{{{_latex_text(table.spec.title)}}}", tabulars]
     if below:
         lines += ["", "\\smallskip", "\\footnotesize\\raggedright", " \\\\\n".join(below)]
     return "\n".join([*lines, "\\end{table}"]) + "\n"
@@ -422,7 +424,7 @@ def _latex_entry(entry: Entry) -> str:
 
 def html(table: ResultTable) -> Markup:
     """The table as a part of a page, with its notes."""
-    return parts.results(table.title, layout(table))
+    return parts.results(table.spec.title, layout(table))
 
 
 # Summaries
@@ -480,7 +482,7 @@ def csv_text(tables: Sequence[ResultTable]) -> str:
             paper, test = cell.published or Published(None), cell.test
             writer.writerow(
                 [
-                    table.title,
+                    table.spec.title,
                     *cell.labels,
                     cell.value,
                     table.values[cell.value].text,

@@ -99,7 +99,7 @@ class ResultCell:
 class ResultTable:
     """A table of a study with its numbers."""
 
-    title: str
+    spec: TableSpec
     axes: tuple[str, ...]
     """All axes of the study."""
     row_axes: tuple[str, ...]
@@ -113,10 +113,6 @@ class ResultTable:
     cells: Mapping[tuple[Labels, Labels], ResultCell]
     """By labels of row and column, with those that are not shown."""
     values: Mapping[str, Statistic]
-    percent: bool
-    digits: int
-    better: Literal["higher", "lower", ""]
-    reference: Mapping[str, str]
     comparisons: int
     """How many tests were made, and corrected for."""
     pairs: Literal["seeds", "clients"] = "seeds"
@@ -141,13 +137,13 @@ class ResultTable:
         """When a number reproduces the paper's, in words."""
         deviations, least = (
             f"{_DEVIATIONS:g} standard deviations",
-            f"{_POINTS:g} points" if self.percent else "rounding",
+            f"{_POINTS:g} points" if self.spec.percent else "rounding",
         )
         judged = [cell for cell in self.shown if cell.verdict in (Verdict.REPRODUCES, Verdict.DIFFERS)]
         steps = sorted(cell.resolution for cell in judged if cell.resolution)
         if not steps:
             return f"within {deviations} or {least}"
-        ends = dict.fromkeys(f"{step:.{self.digits}f}" for step in (steps[0], steps[-1]))
+        ends = dict.fromkeys(f"{step:.{self.spec.digits}f}" for step in (steps[0], steps[-1]))
         return f"within {deviations}, {least} or a step between evaluations ({' to '.join(ends)})"
 
     def __iter__(self) -> Iterator[ResultCell]:
@@ -223,7 +219,7 @@ def result_table(spec: TableSpec, findings: Findings, pairs: Literal["seeds", "c
     filled = {column for (_, column), cell in asked.items() if _filled(cell)} or columns
     by_column = _order(findings, values, column_axes)
     return ResultTable(
-        title=spec.title,
+        spec=spec,
         axes=tuple(findings.axes),
         row_axes=row_axes,
         column_axes=column_axes,
@@ -233,10 +229,6 @@ def result_table(spec: TableSpec, findings: Findings, pairs: Literal["seeds", "c
         hidden=tuple(sorted(columns - filled, key=by_column)),
         cells=placed,
         values=values,
-        percent=spec.percent,
-        digits=spec.digits,
-        better=spec.better,
-        reference=dict(spec.reference),
         comparisons=sum(cell.probability is not None for cell in cells),
         pairs=pairs,
     )
@@ -636,5 +628,5 @@ def summarised(name: str, tables: Sequence[ResultTable], found: Sequence[Orderin
     cells = [cell for table in tables for cell in table]
     verdicts = Counter(cell.verdict for cell in cells if cell.published)
     idle = sum(cell.verdict is Verdict.NOT_RUN for cell in cells if not cell.published)
-    later = [table.title for table in tables if not table.begun] if any(table.begun for table in tables) else []
+    later = [table.spec.title for table in tables if not table.begun] if any(table.begun for table in tables) else []
     return Summary(name, {verdict: verdicts[verdict] for verdict in _WORDS}, idle, tuple(found), tuple(later))

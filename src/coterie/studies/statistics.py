@@ -203,9 +203,8 @@ def _number(value: Any) -> float | None:
     return None
 
 
-def _value(record: Mapping[str, Any] | None, key: str) -> float | None:
-    if record is None:
-        return None
+def figure_of(record: Mapping[str, Any], key: str) -> float | None:
+    """The figure of this name in a record of a round, a client or a summary; None if it is not there, or no number."""
     if key == "bytes":
         parts = [_number(record.get(f"bytes_{direction}")) for direction in ("up", "down", "peer")]
         return None if any(part is None for part in parts) else float(sum(part for part in parts if part is not None))
@@ -214,7 +213,7 @@ def _value(record: Mapping[str, Any] | None, key: str) -> float | None:
 
 def _course(run: StoredRun, key: str) -> list[tuple[int, float]]:
     """The evaluated rounds in which there is a figure, and the figure."""
-    found = ((record["round"], _value(record, key)) for record in run.rounds)
+    found = ((record["round"], figure_of(record, key)) for record in run.rounds)
     return [(number, value) for number, value in found if value is not None]
 
 
@@ -225,7 +224,7 @@ def _key(run: StoredRun, key: str) -> float | None:
     record: Any = run.summary
     for part in parts[:-1]:
         record = record.get(part) if isinstance(record, Mapping) else None
-    return _value(record, parts[-1]) if isinstance(record, Mapping) else None
+    return figure_of(record, parts[-1]) if isinstance(record, Mapping) else None
 
 
 @_function("window")
@@ -303,7 +302,7 @@ def _megabits_to(run: StoredRun, key: RoundKey, target: float) -> Counted | None
 @_function("client")
 def _client(run: StoredRun, name: str, key: ClientKey) -> float | None:
     """The figure of one client."""
-    return next((_value(record, key) for record in run.clients if record["client"] == name), None)
+    return next((figure_of(record, key) for record in run.clients if record["client"] == name), None)
 
 
 @_function("clients_mean")
@@ -344,7 +343,7 @@ def _equal_steps(run: StoredRun, peers: Peers, key: RoundKey) -> float | None:
 
 
 def _of_clients(run: StoredRun, key: str) -> dict[str, float]:
-    found = {record["client"]: _value(record, key) for record in run.clients}
+    found = {record["client"]: figure_of(record, key) for record in run.clients}
     return {name: value for name, value in found.items() if value is not None}
 
 

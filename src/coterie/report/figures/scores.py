@@ -151,6 +151,9 @@ class Bars(Plot):
 class Spread(Plot):
     """The worst client, the mean and the best client of each cell, at the end."""
 
+    heading = "Over clients"
+    upright = False
+
     of: tuple[str, ...] = ("accuracy", "global_accuracy")
     """Which scores: on clients' own test data (`accuracy`), on the global test set (`global_accuracy`), or both."""
 
@@ -158,8 +161,6 @@ class Spread(Plot):
         for one in self.of:
             if one not in _SPREAD:
                 raise SettingsError(f"of={one!r}: {' or '.join(_SPREAD)}")
-
-    upright = False
 
     def content(self, runs: Runs) -> dict[str, dict[str, list[float]]]:
         """The worst, the mean and the best in per cent, means over seeds, by name and score."""
@@ -188,11 +189,6 @@ class Spread(Plot):
                 label = _SPREAD[one] if len(shown) > 1 else None
                 axes.plot(mean, places, markersize=6, label=label, **style.points(number))
         axes.set(xlabel="accuracy from the worst client to the best, %")
-
-    @property
-    def heading(self) -> str:
-        """What is shown."""
-        return "Over clients"
 
     def height(self, everywhere: Mapping[str, Sequence[Any]], small: bool) -> float:
         """By the number of rows, and of lines in each."""

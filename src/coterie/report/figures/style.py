@@ -14,7 +14,6 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from matplotlib.legend import Legend
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
@@ -43,8 +42,6 @@ _LONG = 26
 """Letters of an entry that no legend has beside or inside axes: it would leave them no room."""
 _NARROWEST = 12
 """Letters of a line that no title is broken below."""
-_UNKNOWN = "#dddddd"
-"""The colour of what is not known, in maps of numbers."""
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -108,13 +105,33 @@ def look(number: int) -> dict[str, Any]:
     return points(number) | {"linestyle": _DASHES[place % len(_DASHES)]}
 
 
+def curve(
+    axes: Axes,
+    name: str,
+    places: Sequence[float] | np.ndarray,
+    values: np.ndarray,
+    number: int,
+    ends: tuple[np.ndarray, np.ndarray] | None = None,
+    first_marker: int = 0,
+) -> None:
+    """A curve with about ten markers, and a pale area between the two `ends`, if these are given."""
+    every, looks = max(1, len(places) // 10), look(number)
+    axes.plot(places, values, label=name, markevery=(first_marker % every, every), **looks)
+    if ends is not None:
+        axes.fill_between(places, *ends, color=looks["color"], alpha=0.15, linewidth=0)
+
+
+def deviations(values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """A standard deviation below and above the mean of values [seed, place]; nothing if there is only one seed."""
+    if len(values) < 2:
+        return None
+    mean, deviation = values.mean(axis=0), values.std(axis=0, ddof=1)
+    return mean - deviation, mean + deviation
+
+
 def banded(axes: Axes, name: str, places: Sequence[float] | np.ndarray, values: np.ndarray, number: int) -> None:
-    """A curve of values [seed, place] with the standard deviation over seeds."""
-    mean, looks = values.mean(axis=0), look(number)
-    axes.plot(places, mean, label=name, markevery=max(1, len(places) // 10), **looks)
-    if len(values) > 1:
-        deviation = values.std(axis=0, ddof=1)
-        axes.fill_between(places, mean - deviation, mean + deviation, color=looks["color"], alpha=0.15, linewidth=0)
+    """A curve of the mean of values [seed, place], with the standard deviation over seeds."""
+    curve(axes, name, places, values.mean(axis=0), number, deviations(values))
 
 
 def handles(panels: Iterable[Axes]) -> dict[str, Artist]:
@@ -253,22 +270,3 @@ def logarithmic(axes: Axes, which: Literal["x", "y"], text: Callable[[float], st
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
     axis.set_minor_formatter(NullFormatter())
-
-
-def heat(
-    axes: Axes,
-    matrix: np.ndarray,
-    names: Sequence[str],
-    groups: Sequence[int | None],
-    limits: tuple[float, float] | None = None,
-    colours: str = "viridis",
-    lines: str = "#ffffff",
-) -> AxesImage:
-    """A map of numbers for every pair of clients, in the order given, with lines between groups."""
-    known = matplotlib.colormaps[colours].with_extremes(bad=_UNKNOWN)
-    low, high = limits or (None, None)
-    image = axes.imshow(matrix, cmap=known, vmin=low, vmax=high, interpolation="none")
-    axes.grid(visible=False)
-    mark_groups(axes, groups, both=True, color=lines)
-    name_clients(axes, names, most=12, both=True)
-    return image
