@@ -47,7 +47,7 @@ class TableLayout:
     """A table as it is shown, whatever it is written in."""
 
     stub: tuple[str, ...]
-    """What rows are called by: the names of their axes."""
+    """The names of the axes whose labels name the rows."""
     head: tuple[Labels, ...]
     """What each field's column is called, outermost first."""
     blocks: tuple[range, ...]
@@ -78,7 +78,7 @@ class TableLayout:
         return [*_said_once(self.head)]
 
     def part(self, fields: range) -> "TableLayout":
-        """The same with some of the fields."""
+        """This table with only some of its fields."""
         rows = tuple((labels, entries[fields.start : fields.stop]) for labels, entries in self.rows)
         blocks = tuple(
             range(max(block.start, fields.start) - fields.start, min(block.stop, fields.stop) - fields.start)
@@ -88,7 +88,7 @@ class TableLayout:
         return replace(self, head=self.head[fields.start : fields.stop], rows=rows, blocks=blocks)
 
     def parts(self) -> "list[TableLayout]":
-        """Parts that a page is wide enough for, if possible without parting what has the same outermost label."""
+        """Parts that are narrow enough for a page; fields with the same outermost label stay together if possible."""
         outermost = [len([*fields]) for _, fields in groupby(self.head, key=lambda labels: labels[0])]
         pieces: list[range] = []
         for start, count in zip(accumulate(outermost, initial=0), outermost, strict=False):
@@ -116,7 +116,7 @@ def _said_once(several: Iterable[Labels]) -> Iterator[Labels]:
 
 
 def _joined(pieces: Sequence[range], fits: Callable[[range], bool]) -> Iterator[range]:
-    """As many pieces in one as fit, and at least one."""
+    """Neighbouring pieces joined, as many as fit together, and at least one."""
     start = 0
     for piece, following in pairwise([*pieces, None]):
         assert piece is not None
@@ -126,7 +126,7 @@ def _joined(pieces: Sequence[range], fits: Callable[[range], bool]) -> Iterator[
 
 
 def layout(table: ResultTable) -> TableLayout:
-    """What is shown where."""
+    """A table of results as it is shown."""
     common = _common_notes(table)
     listed = [note for cell in table.shown for note in (*cell.notes, *cell.paper_notes) if note not in common]
     letters = {note: _letter(number) for number, note in enumerate(dict.fromkeys(listed))}
@@ -154,7 +154,7 @@ def _letter(number: int) -> str:
 
 
 def _common_notes(table: ResultTable) -> list[str]:
-    """What must be known about every one of our numbers, and need not be said at each."""
+    """The notes that hold for all of our numbers: they are said once, below the table."""
     ours = [cell.notes for cell in table if cell.mean is not None or cell.never]
     return [note for note in ours[0] if all(note in notes for notes in ours)] if len(ours) > 1 else []
 
@@ -234,9 +234,9 @@ def _remarks(table: ResultTable, common: Sequence[str]) -> Iterator[str]:
 
 
 def terminal(table: ResultTable, width: int) -> Group:
-    """The table for a terminal so many characters wide.
+    """The table for a terminal of `width` characters.
 
-    What does not fit beside each other is continued below, as often as needed; numbers are never cut.
+    Columns that do not fit are continued in further tables below; numbers are never cut.
     """
     shown = layout(table)
     parts = [_terminal_table(shown, compact=False)]

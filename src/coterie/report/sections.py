@@ -42,10 +42,10 @@ def methods_table(runs: Runs) -> Markup:
 # Every client
 
 _MANY = 30
-"""Clients whose table is folded up."""
+"""A table of more clients than this is folded up."""
 
 _EQUAL = 1e-9
-"""Gains below are none: rounding leaves that much."""
+"""Smaller gains count as none: rounding alone leaves that much."""
 
 
 def clients(runs: Runs) -> Markup:
@@ -158,7 +158,7 @@ def split(runs: Runs) -> Markup:
     shown: dict[str, Sequence[StoredRun]] = {}
     worlds: set[Hashable] = set()
     for name, some in runs.items():
-        # Only to save work: the figure draws alike ones once, but has to make each for that.
+        # Only to save work: the figure draws equal splits once, but has to make each of them to compare them.
         own = [world_of(run.settings) for run in some]
         if worlds.isdisjoint(own):
             shown[name] = some
@@ -179,7 +179,7 @@ def _drawn(kind: str, runs: Runs, caption: str, **options: Any) -> Markup:
 
 
 def _mixes(run: StoredRun) -> bool:
-    """Whether clients are mixed differently: neither all the same nor each for itself."""
+    """Whether in some round clients got different mixes, other than each its own model."""
     for _, matrix in mixed_over_time(run):
         known = matrix[~np.isnan(matrix).any(axis=1)]
         alone = len(known) == len(matrix) and np.array_equal(known, np.eye(len(known)))
@@ -214,7 +214,7 @@ def costs(runs: Runs) -> Markup:
 
 
 def _once(rows: Iterable[list[str]]) -> list[list[str]]:
-    """Rows whose first cell is empty where it would be that of the row above."""
+    """The rows, with an empty first cell where it would repeat that of the row above."""
     shown, last = [], None
     for first, *rest in rows:
         shown.append(["" if first == last else first, *rest])
@@ -223,7 +223,7 @@ def _once(rows: Iterable[list[str]]) -> list[list[str]]:
 
 
 def _given_away(some: Sequence[StoredRun]) -> str:
-    """What a client gives away, as the method says, or else by what it sent."""
+    """What a client gives away: as the method declares it, or else what it sent."""
     name = some[0].settings.get("method", {}).get("name", "") if some else ""
     if name in methods and methods[name].gives_away:
         return f"A client gives away {methods[name].gives_away}."

@@ -106,9 +106,9 @@ class Comparison:
     figures: Mapping[str, tuple[float, float] | None]
     """Mean and deviation over seeds, by key of the summary."""
     world: Any = None
-    """Which of them can be compared: the best is the best of a world."""
+    """Where it was run: only rows of the same world are compared, so each world has a best one."""
     left_out: int = 0
-    """Runs with the seed of another one, but with other results."""
+    """How many runs are not counted because another run has their seed, with other results."""
 
     def mean(self, key: str) -> float | None:
         """The mean over seeds, if it was measured."""
@@ -144,7 +144,7 @@ def compared(
 
 
 def same_outcome(one: Summary, other: Summary) -> bool:
-    """Whether two runs came to the same, in whatever time."""
+    """Whether two runs have the same results, whatever time they took."""
     return _outcome(one) == _outcome(other)
 
 
@@ -240,7 +240,7 @@ def _layouts(rows: Sequence[Comparison]) -> Iterator[tuple[list[str], list[str],
 
 
 def _width(header: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
-    """What a table takes, with two spaces between columns and one at either side."""
+    """How wide a table is, with two spaces between columns and one at either side."""
     columns = zip(header, *cells, strict=True)
     return sum(max(len(line) for cell in column for line in cell.split("\n")) + 2 for column in columns)
 

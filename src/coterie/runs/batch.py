@@ -1,4 +1,8 @@
-"""Many runs: together where that is faster, else one after another, with as little as possible made twice."""
+"""Many runs: all at the same time where that is faster, else one after another.
+
+What several runs need is made once: each distinct world, and on a GPU one engine for all worlds over the same samples,
+which share a pool of samples (`coterie.data.population.pooled`).
+"""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
@@ -32,10 +36,10 @@ class RunBatch:
         together: bool | None = None,
         failed: Callable[[Settings, Exception], None] | None = None,
     ) -> None:
-        """What can be wrong with the first world shows here, before a folder is made.
+        """An error in the first world is raised here, before any folder is made.
 
-        All runs go on at the same time if they are computed `together`, as small nets are on a GPU by default. With
-        `failed`, which is told of it, a run may fail while the others go on.
+        With `together`, all runs go on at the same time; by default small nets on a GPU do. With `failed`, a run that
+        raises an error is reported to this function and the others go on; without it, the error ends all of them.
         """
         worlds: dict[Hashable, World] = {}
         self._settings: list[Settings] = []
@@ -59,7 +63,7 @@ class RunBatch:
         self._together = stacked if together is None else together
 
     def _made(self, make: Callable[[], T], numbers: Sequence[int]) -> T | None:
-        """What all these runs need; nothing if they fail for want of it."""
+        """What `make` gives; None if it raises an error, which then is the error of all runs with these numbers."""
         try:
             return make()
         except CoterieError as error:
@@ -76,8 +80,7 @@ class RunBatch:
         watch: Callable[[Settings], Sequence[Observer]] = lambda settings: (),
         keep_state: bool = True,
     ) -> list[Entry | None]:
-        """All runs, in their order; nothing for those that failed."""
-
+        """Run all, and give their results in the order of the settings; None for a run that failed."""
         at_once = len(self._settings) if self._together else 1
 
         def one_run(one: Settings, fed: Federation) -> Entry | None:
@@ -113,7 +116,7 @@ class RunBatch:
         return entries
 
     def _run_together(self, one_run: Callable[[Settings, Federation], Entry | None]) -> dict[int, Entry | None]:
-        """All that share their samples at the same time; those of other samples afterwards."""
+        """Runs over the same samples at the same time; then those over the next samples."""
         entries: dict[int, Entry | None] = {}
         for group in self._sharing_samples():
             engine = self._pooled_engine([world for world, _ in group])
@@ -129,7 +132,7 @@ class RunBatch:
         return entries
 
     def _pooled_engine(self, worlds: Sequence[World]) -> Simulation:
-        """An engine with the samples of all these worlds, which then are places in its pool."""
+        """One engine for all these worlds: their clients then hold places in one pool of samples."""
         populations = pooled([world.population for world in worlds])
         unchanged = worlds[0] is self._worlds[0][0] and populations[0].x is worlds[0].population.x
         for world, population in zip(worlds, populations, strict=True):

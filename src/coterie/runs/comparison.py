@@ -19,10 +19,10 @@ def compare(
     watch: Callable[[Method, int], Sequence[Observer]] = lambda method, seed: (),
     together: bool | None = None,
 ) -> list[Entry]:
-    """Run each of the settings, which share a world, with so many seeds; each run gets a folder below `out`.
+    """Run each of the settings, which share a world, with each of `seeds` seeds; each run gets a folder below `out`.
 
-    What was finished before is not run again if `resume` is set. `watch` gives the observers of a run. All runs go on
-    at the same time if they are computed `together`, as small nets are on a GPU by default.
+    With `resume`, a run that is finished is not run again. `watch` gives the observers of a run. With `together`, all
+    runs go on at the same time; by default small nets on a GPU do.
     """
     first = settings[0].world
     worlds = [first.reseeded(first.seed + number) for number in range(seeds)]

@@ -31,11 +31,11 @@ _CLIENTS_AT_ONCE = 640
 until the first runs of a large study have ended; other bounds were not tried."""
 
 _CLIENTS_UNKNOWN = 100
-"""How many clients a split counts for that tells only with its data how many it has."""
+"""How many clients are assumed for a split that only knows from its data how many it makes."""
 
 
 class _TimeUpError(BaseException):
-    """There is no time left: no error of a run, so that nothing takes it for one."""
+    """There is no time left. It is no `Exception`, so that nothing takes it for an error of a run."""
 
 
 @dataclass
@@ -47,15 +47,15 @@ class Outcome:
     failed: dict[str, str] = field(default_factory=dict)
     """Runs that failed, and why."""
     elsewhere: list[StudyTask] = field(default_factory=list)
-    """Runs that another process was at work on."""
+    """Runs that another process was working on."""
     busy: int = 0
-    """How many of them it had not finished when this was over."""
+    """How many of these were still not finished when the campaign ended."""
     time_up: bool = False
 
 
 @dataclass(frozen=True)
 class Results:
-    """What there is for a study."""
+    """The finished runs of a study, and the places that it leaves out."""
 
     study: Study
     seeds: int
@@ -74,7 +74,7 @@ class Campaign:
     """Runs of studies in one folder."""
 
     def __init__(self, out: Path, given: Mapping[str, Any] | None = None) -> None:
-        """`given` are options that count more than what the studies say."""
+        """`given` are options that replace those of the studies."""
         self.out, self._given = out, dict(given or {})
 
     def tasks(self, study: Study, seeds: int | None = None, only: str | None = None) -> list[StudyTask]:
@@ -87,7 +87,7 @@ class Campaign:
         return self.out / "runs" / task.name
 
     def pending(self, tasks: Iterable[StudyTask]) -> list[StudyTask]:
-        """Those that are not finished yet, each once."""
+        """The tasks whose runs are not finished yet; tasks with the same run folder count once."""
         distinct = {task.name: task for task in tasks}
         return [task for task in distinct.values() if not self._finished(task)]
 
@@ -101,7 +101,7 @@ class Campaign:
             return False
 
     def results(self, study: Study, seeds: int | None = None, only: str | None = None) -> Results:
-        """What there is for a study."""
+        """The finished runs of a study."""
         runs: dict[Place, list[StoredRun]] = {}
         skipped = {}
         for cell in study.cells(only):
@@ -114,7 +114,7 @@ class Campaign:
         return Results(scaled, seeds or study.seeds, runs, skipped)
 
     def _stored(self, task: StudyTask) -> StoredRun | None:
-        """A finished run."""
+        """The run of a task if it is finished; one that is damaged or has other settings counts as not run."""
         folder = self.folder(task)
         try:
             if self._finished(task):
@@ -132,7 +132,7 @@ class Campaign:
         seconds: float | None = None,
         watch: "Callable[[StudyTask], Sequence[Observer]]" = lambda task: (),
     ) -> Outcome:
-        """Do what is not done yet, for so many seconds at most. What fails does not keep the rest from being done."""
+        """Run what is not finished yet, for at most `seconds`. A run that fails does not stop the others."""
         until = None if seconds is None else time.monotonic() + seconds
         outcome = Outcome()
         pending = self.pending(tasks)
@@ -153,7 +153,7 @@ class Campaign:
         return outcome
 
     def _measure(self, task: StudyTask, before: World | None, outcome: Outcome) -> World | None:
-        """Measure in the task's world, and give that back: the next one takes over its data where they are the same."""
+        """Measure in the task's world, and return this world: the next one takes over its data if they are the same."""
         assert isinstance(task.settings, Measuring)
         try:
             # A copy, so that the task does not keep the clients: there may be many tasks.
@@ -193,7 +193,7 @@ class Campaign:
             return
         try:
             batch = RunBatch([task.settings for task in tasks if isinstance(task.settings, Settings)], failed=failed)
-        except CoterieError as error:  # data that they share
+        except CoterieError as error:  # an error in the data that all of them need
             outcome.failed |= {task.name: str(error) for task in tasks}
             return
         batch.run(
@@ -206,7 +206,7 @@ class Campaign:
 
 @dataclass(frozen=True)
 class _Clock:
-    """Ends runs when there is no time left, and counts those that have come to their own end."""
+    """Stops runs when there is no time left, and counts the runs that finished."""
 
     until: float | None
     outcome: Outcome
@@ -219,7 +219,7 @@ class _Clock:
 
 
 def _told(error: Exception) -> str:
-    """What went wrong; of what was not foreseen, as in a method of the user's own, also where."""
+    """The message of an error; for one that is not ours, as from a user's method, also its type and its place."""
     if isinstance(error, CoterieError):
         return str(error)
     place = traceback.extract_tb(error.__traceback__)[-1]

@@ -22,8 +22,8 @@ from coterie.runs.folder import StoredRun
 from coterie.studies.measures import measures
 
 Peers = Mapping[str, StoredRun | None]
-"""The runs with the same seed that a run is compared with, itself among them, by what they are called in the study;
-nothing where there is none with this seed yet."""
+"""The runs with the same seed that a run is compared with, and the run itself, by their names in the study; None for
+a method that has no run with this seed yet."""
 
 RoundKey = NewType("RoundKey", str)
 ClientKey = NewType("ClientKey", str)
@@ -65,7 +65,7 @@ _MEANS_OVER_CLIENTS = {
 
 @dataclass(frozen=True)
 class Statistic:
-    """A figure of a run, by name: called with a run, and with the runs beside it where it depends on them."""
+    """A figure of a run, by name. It is called with a run and, if it depends on them, with the runs beside it."""
 
     text: str
     """As it stands in the study."""
@@ -100,7 +100,7 @@ class Statistic:
 
     @property
     def at_equal_steps(self) -> "Statistic | None":
-        """The same where no method has taken more local steps than another, if this is a figure of the last round."""
+        """For a figure of the last round, the same figure where no method has taken more local steps than another."""
         if self.name == "key" and self.arguments[0] in ROUND_KEYS:
             return statistic(f"equal_steps({self.arguments[0]})")
         return None
@@ -111,8 +111,8 @@ class Counted(NamedTuple):
 
     value: float
     resolution: float
-    """What came since the evaluation before, as it may have been reached at any time since then. 0 if there was no
-    round between the two."""
+    """How much was counted since the evaluation before: the target may have been reached at any time between the two.
+    0 if there was no round between them."""
 
 
 _NEVER = Counted(inf, 0.0)
@@ -197,7 +197,7 @@ def _argument(text: str, name: str, kind: Any, said: str) -> Any:
 
 
 def _number(value: Any) -> float | None:
-    """A figure as it can be averaged; text, nothing and what is not finite are no figures."""
+    """A number that can be averaged; None for text, None, infinity and not-a-number."""
     if isinstance(value, bool | int | float | np.number) and isfinite(value):
         return float(value)
     return None
@@ -314,7 +314,7 @@ def _clients_mean(run: StoredRun, key: ClientKey) -> float | None:
 
 @_function("clients_std")
 def _clients_std(run: StoredRun, key: ClientKey) -> float | None:
-    """The deviation over clients, who are all there are and no sample."""
+    """The deviation over clients. They are all that there are, so it is not the deviation of a sample."""
     values = _of_clients(run, key).values()
     return float(np.std([*values])) if values else None
 
@@ -403,9 +403,9 @@ class Estimate:
 def estimate(
     what: Statistic, runs: Iterable[StoredRun], among: Mapping[str, Iterable[StoredRun]] | None = None
 ) -> Estimate:
-    """A statistic over the seeds of runs, of which those `among` whom it is taken are others by name.
+    """A statistic over the seeds of runs; `among` has the runs that it may be compared with, by the names of methods.
 
-    A seed counts once, as it is the same run. Who has no run that trains, such as a measure, is nobody's peer.
+    Of several runs with one seed the last counts, as they are the same run. Measures do not train, and are no peers.
     """
     beside = {name: {_seed(run): run for run in others if run.rounds} for name, others in (among or {}).items()}
     values, found, never, without, resolutions = {}, [], [], [], []

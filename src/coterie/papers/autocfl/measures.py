@@ -119,7 +119,7 @@ class _Reported:
         self.epochs.append(checkpoint.state.pace.epochs.numpy())
 
     def run_done(self, checkpoint: Checkpoint, result: Result) -> None:
-        """There is no more."""
+        """Nothing is left to keep at the end."""
 
 
 @program

@@ -25,7 +25,7 @@ class NotRecordedError(CoterieError):
 
 
 def one_of_each(runs: Runs, seed: int) -> dict[str, StoredRun]:
-    """For each name the run of this place among its seeds, or the last that there is."""
+    """For each name its run number `seed`, or its last one if it has fewer."""
     return {name: some[min(seed, len(some) - 1)] for name, some in runs.items() if some}
 
 
@@ -64,7 +64,7 @@ def value(run: StoredRun, text: str, beside: Runs | None = None) -> float | None
 
 
 def setting(run: StoredRun, name: str) -> Any:
-    """What a run was told: `rate`, or `split.alpha` where several parts have such an option; nothing if nothing."""
+    """The value of an option of a run: `rate`, or `split.alpha` if several parts have it; None if it is not set."""
     part, _, option = name.rpartition(".")
     if part:
         return run.settings.get(part, {}).get(option)
@@ -90,7 +90,7 @@ def recorded(run: StoredRun, *names: str) -> list[tuple[int | None, Any]]:
 
 
 def latest(run: StoredRun, *names: str) -> Any:
-    """The newest of what is recorded; an error that says how to get it if nothing is."""
+    """What a run recorded last under one of these names; if nothing, an error that says how to record it."""
     lines = recorded(run, *names)
     if not lines:
         raise NotRecordedError(f"{run.path}: has no record of {' or '.join(names)}; run it with --insights")
@@ -103,7 +103,7 @@ def _details(run: StoredRun) -> dict[str, Any]:
 
 
 def clients_of(run: StoredRun, count: int) -> tuple[list[str], list[int | None]]:
-    """Names and true groups of a run's clients; numbers and no groups where it does not tell of so many."""
+    """Names and true groups of a run's clients; numbers and no groups if it does not name exactly `count` clients."""
     details = _details(run)
     names = details.get("clients") or [client["client"] for client in run.clients]
     groups = details.get("true_groups") or [client.get("true_group") for client in run.clients]
@@ -113,7 +113,7 @@ def clients_of(run: StoredRun, count: int) -> tuple[list[str], list[int | None]]
 
 
 def found_groups(run: StoredRun, count: int) -> list[int | None]:
-    """The groups that were found last, if the run tells."""
+    """The groups that the run found last; None for each of `count` clients if it has not recorded them."""
     groups = recorded(run, "clusters", "groups_found")
     last = groups[-1][1] if groups else run.groups[-1]["groups"] if run.groups else None
     last = next(iter(last.values()), None) if isinstance(last, Mapping) else last  # of several clusterings the first

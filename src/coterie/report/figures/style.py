@@ -76,7 +76,7 @@ def extent(artist: Artist) -> Bbox:
 def figure(
     width: float, height: float, columns: int = 1, rows: int = 1, small: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """An empty figure of so many inches, and its axes row by row."""
+    """An empty figure of this size in inches, and its axes row by row."""
     with matplotlib.rc_context(SMALL if small else STYLE):
         made = Figure(figsize=(width, height), layout="constrained")
         axes = made.subplots(rows, columns, squeeze=False)
@@ -84,7 +84,7 @@ def figure(
 
 
 def panels(count: int, width: float = 3.6, height: float = 3.4, most: int = 3) -> tuple[Figure, list[Axes]]:
-    """A figure of so many panels of this size, with at most so many in a row."""
+    """A figure of `count` panels of this size, with at most `most` in a row."""
     columns = min(count, most)
     rows = -(-count // columns)
     made, axes = figure(width * columns, height * rows, columns, rows)
@@ -144,7 +144,7 @@ def handles(panels: Iterable[Axes]) -> dict[str, Artist]:
 
 
 def legend(axes: Axes, shown: Mapping[str, Artist] | None = None, most: int = 4) -> None:
-    """Inside the axes with at most so many entries, else beside them, where it hides no curves; long ones below."""
+    """A legend inside the axes, beside them if it has more than `most` entries, or below them if these are long."""
     shown = handles([axes]) if shown is None else shown
     if any(len(label) > _LONG for label in shown):
         _put_below(axes, shown)
@@ -181,7 +181,7 @@ def legend_rows(made: Figure, shown: Mapping[str, Artist], **told: Any) -> Legen
 
 
 def _make_room(axes: Axes, height: float) -> None:
-    """Make a figure higher until its axes have room for what is so many inches high."""
+    """Make a figure so high that its axes have room for something `height` inches high."""
     made, place = axes.figure, axes.get_subplotspec()
     assert isinstance(made, Figure)
     rows = 1 if place is None else place.get_gridspec().nrows
@@ -227,7 +227,7 @@ def wrapped(text: str, width: int = 26) -> str:
 
 
 def shortened(names: Sequence[str], most: int = 16) -> list[str]:
-    """Names of at most so many letters: long ones lack their middle, or an end if that tells more of them apart."""
+    """Names cut to `most` letters: in the middle, or at an end if that leaves more of them different."""
 
     def cut(name: str, start: int) -> str:
         rest = most - 1 - start
@@ -238,7 +238,7 @@ def shortened(names: Sequence[str], most: int = 16) -> list[str]:
 
 
 def name_clients(axes: Axes, names: Sequence[str], most: int, both: bool = False) -> None:
-    """Names below a row of clients, and if told beside a column: as many as there is room for, upright where long."""
+    """At most about `most` names of clients below the axes, upright if long, and with `both` also at the left."""
     shown = range(0, len(names), -(-len(names) // most))
     labels = shortened([names[place] for place in shown])
     upright = sum(len(label) + 1 for label in labels) > 4 * most
@@ -248,7 +248,7 @@ def name_clients(axes: Axes, names: Sequence[str], most: int, both: bool = False
 
 
 def mark_groups(axes: Axes, groups: Sequence[int | None], both: bool = False, color: str = "#999999") -> None:
-    """Lines between groups of clients in a row, and if told in a column."""
+    """Lines between groups of clients, across the axes and with `both` also along them."""
     for place in range(1, len(groups)):
         if groups[place] != groups[place - 1]:
             axes.axvline(place - 0.5, color=color, linewidth=0.8, linestyle=":")
