@@ -9,6 +9,9 @@ summary.json    the last and the best round, at the end
 state/          the newest checkpoint
 log.txt         over real sites: who came and went, and what went wrong
 deployment/     over real sites: what is needed to go on
+
+Checkpoints hold no clock, so that equal runs have equal checkpoints byte for byte; the time is in `state/clock.json`.
+Records are appended before the checkpoint is written: when a run goes on, lines of later rounds are dropped.
 """
 
 import json

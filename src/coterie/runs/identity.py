@@ -2,6 +2,10 @@
 
 Everything here takes settings as they stand in `settings.toml`. An option that is not in them counts as if it had its
 default, so options can be added to a method, or moved to a variant of it, without changing what stored runs are.
+
+Names of folders, and whether a stored run counts, depend on what changes results or what is written down of a run.
+Going on with a run depends also on what it keeps to its end (`strict`). What runs are called, and whether their clients
+can be compared, depends only on what changes results.
 """
 
 from collections.abc import Hashable, Mapping, Sequence

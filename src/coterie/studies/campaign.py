@@ -1,7 +1,10 @@
 """Carrying out studies: which runs are needed, which are there, and doing the rest.
 
 Every run has a folder whose name says what decides its outcome, so that studies share runs, several processes and
-machines can work on one study, and whatever was interrupted goes on where it stopped.
+machines can work on one study, and whatever was interrupted goes on where it stopped. A run folder is locked while
+somebody is at work in it. A run counts as finished if its summary and all of its rounds are there, and then keeps no
+checkpoint. Measures are done first, one after another, then runs in batches with the same data, net and way of
+computing.
 """
 
 import json

@@ -1,4 +1,9 @@
-"""Kinds of figures by name, as studies ask for them."""
+"""Kinds of figures by name, as studies ask for them.
+
+Options of kinds are documented fields, so a study's file is checked before its runs are made. Figures read stored runs
+and nothing else; what no run has recorded is a `NotRecordedError`, by which pages know what to leave out. Kinds that
+draw into one pair of axes (`Plot`) can be the panels of one figure.
+"""
 
 import logging
 from abc import ABC, abstractmethod
