@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import coterie
-from coterie.report.figures import clients_figure, curves_figure, run_figure, save, split_figure, style, svg
+from coterie.report.figures import clients_figure, kinds, run_figure, save, split_figure, style, svg
 from coterie.report.figures.records import named
 
 
@@ -24,6 +24,10 @@ def clients(count, groups=None, accuracy=0.5):
 def labelled(figure):
     """Whether every axis says what it is."""
     return all(axes.get_xlabel() and axes.get_ylabel() and axes.get_title(loc="left") for axes in figure.axes)
+
+
+def curves_figure(runs):
+    return kinds.make("curves").picture(runs, "Accuracy over rounds")
 
 
 def drawn(figure, tmp_path):

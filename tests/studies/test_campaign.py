@@ -17,7 +17,7 @@ import coterie.papers  # noqa: F401  registers its measures
 from coterie.core.errors import CoterieError
 from coterie.methods.fedavg import FedAvg
 from coterie.runs import settings as settings_module
-from coterie.runs.batch import Batch
+from coterie.runs.batch import RunBatch
 from coterie.runs.folder import BusyError, RunFolder
 from coterie.studies import campaign as module
 from coterie.studies.campaign import Campaign
@@ -217,7 +217,7 @@ def test_a_world_that_is_wrong_fails_its_own_runs_only(tmp_path):
 @pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("splits", [("bad", "even"), ("even", "bad")])
 def test_a_split_that_is_impossible_fails_its_own_runs_only(tmp_path, monkeypatch, splits, together):
-    monkeypatch.setattr(module, "Batch", partial(Batch, together=together))
+    monkeypatch.setattr(module, "RunBatch", partial(RunBatch, together=together))
     entries = {"bad": {"split": "label-skew", "classes": 11}, "even": {"split": "iid"}}
     mixed = study(axes={"split": {name: entries[name] for name in splits}, "method": METHODS})
     campaign = Campaign(tmp_path)
@@ -380,9 +380,9 @@ def test_measures_read_the_same_data_once_and_keep_no_clients(tmp_path, monkeypa
 
 def test_worlds_that_are_done_are_given_back(tmp_path, monkeypatch):
     made = []
-    begin = Batch.__init__
+    begin = RunBatch.__init__
     monkeypatch.setattr(
-        Batch, "__init__", lambda self, *given, **more: (begin(self, *given, **more), made.append(self))[0]
+        RunBatch, "__init__", lambda self, *given, **more: (begin(self, *given, **more), made.append(self))[0]
     )
     campaign = Campaign(tmp_path)
     campaign.carry_out(campaign.tasks(study()))

@@ -11,7 +11,7 @@ from coterie.methods import methods
 from coterie.papers.recipes import template
 from coterie.report.printing import csv_text
 from coterie.runs.settings import Settings
-from coterie.studies.study import Cell, Study, Task, fitting
+from coterie.studies.study import Cell, Study, StudyTask, fitting
 
 
 def content(**more):
@@ -36,7 +36,7 @@ def study(**more):
 
 
 def name(method="fedavg", **given):
-    return Task(Settings.of({"clients": 4, **given}, method)[0]).name
+    return StudyTask(Settings.of({"clients": 4, **given}, method)[0]).name
 
 
 def test_cells_are_all_combinations_in_the_order_of_the_file():
@@ -247,7 +247,7 @@ def test_what_decides_the_outcome_is_in_the_name():
 
 def test_what_is_by_default_is_not_in_the_name():
     assert name(rounds=20, validation=0.1, alpha=0.5, precision="float32", views=("served",)) == name()
-    assert Task(Settings.of({"clients": 4, "mu": 0.2}, "fedprox")[0]).decisive() == {
+    assert StudyTask(Settings.of({"clients": 4, "mu": 0.2}, "fedprox")[0]).decisive() == {
         "data": {"name": "digits"},
         "split": {"name": "dirichlet", "clients": 4},
         "method": {"name": "fedprox", "mu": 0.2},
@@ -286,7 +286,7 @@ def test_what_is_by_default_is_not_in_the_name():
     ],
 )
 def test_names_of_folders_never_change(method, given, called):
-    assert Task(Settings.of(given, method)[0]).name == called
+    assert StudyTask(Settings.of(given, method)[0]).name == called
 
 
 def test_the_name_of_a_measure_never_changes():
@@ -295,7 +295,7 @@ def test_the_name_of_a_measure_never_changes():
 
 
 def test_a_stored_run_is_another_if_defaults_have_changed():
-    task = Task(Settings.of({"clients": 4}, "fedprox")[0])
+    task = StudyTask(Settings.of({"clients": 4}, "fedprox")[0])
     stored = task.settings.resolved().table()
     assert task.agrees(stored)
     del stored["method"]["mu"], stored["scoring"]
@@ -304,7 +304,7 @@ def test_a_stored_run_is_another_if_defaults_have_changed():
 
 
 def test_a_stored_run_is_the_same_whatever_it_was_computed_on_and_whatever_options_are_gone():
-    task = Task(Settings.of({"clients": 4, "device": "cpu", "workers": 0, "strict": True}, "fedprox")[0])
+    task = StudyTask(Settings.of({"clients": 4, "device": "cpu", "workers": 0, "strict": True}, "fedprox")[0])
     stored = Settings.of({"clients": 4, "memory": 3.0, "data_dir": "x"}, "fedprox")[0].resolved().table()
     assert task.agrees(stored)
     assert task.agrees({**stored, "method": {**stored["method"], "gone": 1}}), "its name says it was as by default"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from coterie.report.studies import Report
     from coterie.server.fitting import Observer
     from coterie.studies.campaign import Campaign, Outcome
-    from coterie.studies.study import Study, Task
+    from coterie.studies.study import Study, StudyTask
 
 RESULTS = Path("results")
 """Where results go if nobody says where."""
@@ -236,7 +236,7 @@ def _show(report: "Report") -> None:
         wide.print(summary_terminal(report.summary))
 
 
-def _run(campaign: "Campaign", pending: "Sequence[Task]", time_limit: float | None) -> "Outcome":
+def _run(campaign: "Campaign", pending: "Sequence[StudyTask]", time_limit: float | None) -> "Outcome":
     from coterie.runs.folder import StoredRun
     from coterie.runs.settings import Settings
 
@@ -244,7 +244,7 @@ def _run(campaign: "Campaign", pending: "Sequence[Task]", time_limit: float | No
     with following() as follower:
         line = follower.together(len(rounds), sum(rounds))
 
-        def watch(task: "Task") -> "Sequence[Observer]":
+        def watch(task: "StudyTask") -> "Sequence[Observer]":
             folder = campaign.folder(task)
             begun = StoredRun.read(folder).rounds if (folder / "settings.toml").is_file() else []
             return line.watch(begun[-1]["round"] if begun else 0)

@@ -5,7 +5,7 @@ Whoever imports one of the papers can name the measures and the kinds of figures
 
 from coterie.papers import cfic
 from coterie.papers.autocfl.figures import LossVariance
-from coterie.papers.cafa.figures import Silhouette
+from coterie.papers.cafa.figures import SilhouetteCurves
 from coterie.papers.slfed.figures import Trust
 from coterie.report.figures import Kind
 
@@ -14,4 +14,4 @@ __all__ = ["cfic", "page_figures"]
 
 def page_figures() -> tuple[type[Kind], ...]:
     """The kinds of figures that a page about runs shows besides the general ones, in this order."""
-    return Silhouette, LossVariance, Trust
+    return SilhouetteCurves, LossVariance, Trust

@@ -1,7 +1,8 @@
 """One self-contained page: a table, figures and settings, readable on a phone and without a network.
 
 Templates, style sheet and script are in `templates/`. What is put into a template is text, and escaped, unless it is
-`Markup`: what another template or a figure has given.
+`Markup`: what another template or a figure has given. A page forbids the browser to load anything else. Figures scroll
+by themselves on a narrow screen: shrunk to a phone's width, nobody could read their labels.
 """
 
 import html

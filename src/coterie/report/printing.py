@@ -8,9 +8,9 @@ import csv
 import io
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, groupby, pairwise
+from itertools import accumulate, groupby, pairwise, takewhile
 from string import ascii_lowercase
 
 from markupsafe import Markup
@@ -43,11 +43,11 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Layout:
+class TableLayout:
     """A table as it is shown, whatever it is written in."""
 
     stub: tuple[str, ...]
-    """What rows are called by: the names of their axes."""
+    """The names of the axes whose labels name the rows."""
     head: tuple[Labels, ...]
     """What each field's column is called, outermost first."""
     blocks: tuple[range, ...]
@@ -65,11 +65,8 @@ class Layout:
 
     def lines(self) -> Iterator[tuple[Labels, tuple[Entry, ...]]]:
         """The rows, without the labels that are the same as in the row above."""
-        above: Labels = ()
-        for labels, entries in self.rows:
-            same = _shared(labels[:-1], above)
-            yield ("",) * same + labels[same:], entries
-            above = labels
+        labels, entries = zip(*self.rows, strict=True) if self.rows else ((), ())
+        return zip(_said_once(labels), entries, strict=True)
 
     def spans(self, level: int) -> list[tuple[str, int]]:
         """The labels of a level of the header, and how many fields each is above."""
@@ -77,17 +74,11 @@ class Layout:
         return [(labels[-1], len([*fields])) for labels, fields in groups]
 
     def headings(self) -> list[Labels]:
-        """What each field is called, without what is said to its left already."""
-        shown: list[Labels] = []
-        above: Labels = ()
-        for labels in self.head:
-            same = _shared(labels[:-1], above)
-            shown.append(("",) * same + labels[same:])
-            above = labels
-        return shown
+        """What each field is called, without the labels that the field to its left has too."""
+        return [*_said_once(self.head)]
 
-    def part(self, fields: range) -> "Layout":
-        """The same with some of the fields."""
+    def part(self, fields: range) -> "TableLayout":
+        """This table with only some of its fields."""
         rows = tuple((labels, entries[fields.start : fields.stop]) for labels, entries in self.rows)
         blocks = tuple(
             range(max(block.start, fields.start) - fields.start, min(block.stop, fields.stop) - fields.start)
@@ -96,8 +87,8 @@ class Layout:
         )
         return replace(self, head=self.head[fields.start : fields.stop], rows=rows, blocks=blocks)
 
-    def parts(self) -> "list[Layout]":
-        """Parts that a page is wide enough for, if possible without parting what has the same outermost label."""
+    def parts(self) -> "list[TableLayout]":
+        """Parts that are narrow enough for a page; fields with the same outermost label stay together if possible."""
         outermost = [len([*fields]) for _, fields in groupby(self.head, key=lambda labels: labels[0])]
         pieces: list[range] = []
         for start, count in zip(accumulate(outermost, initial=0), outermost, strict=False):
@@ -112,16 +103,20 @@ class Layout:
 
 def _shared(labels: Labels, others: Labels) -> int:
     """How many labels are the same from the first on."""
-    same = 0
-    for one, other in zip(labels, others, strict=False):
-        if one != other:
-            break
-        same += 1
-    return same
+    return len([*takewhile(lambda pair: pair[0] == pair[1], zip(labels, others, strict=False))])
+
+
+def _said_once(several: Iterable[Labels]) -> Iterator[Labels]:
+    """Each of several labellings, with blanks for what it shares with the one before; the last label always stands."""
+    above: Labels = ()
+    for labels in several:
+        same = _shared(labels[:-1], above)
+        yield ("",) * same + labels[same:]
+        above = labels
 
 
 def _joined(pieces: Sequence[range], fits: Callable[[range], bool]) -> Iterator[range]:
-    """As many pieces in one as fit, and at least one."""
+    """Neighbouring pieces joined, as many as fit together, and at least one."""
     start = 0
     for piece, following in pairwise([*pieces, None]):
         assert piece is not None
@@ -130,8 +125,8 @@ def _joined(pieces: Sequence[range], fits: Callable[[range], bool]) -> Iterator[
             start = piece.stop
 
 
-def layout(table: ResultTable) -> Layout:
-    """What is shown where."""
+def layout(table: ResultTable) -> TableLayout:
+    """A table of results as it is shown."""
     common = _common_notes(table)
     listed = [note for cell in table.shown for note in (*cell.notes, *cell.paper_notes) if note not in common]
     letters = {note: _letter(number) for number, note in enumerate(dict.fromkeys(listed))}
@@ -143,7 +138,7 @@ def layout(table: ResultTable) -> Layout:
     head = [_heading(table, column, part) for column, part in fields]
     counted = groupby(range(len(fields)), key=lambda number: fields[number][0])
     blocks = [[*numbers] for _, numbers in counted]
-    return Layout(
+    return TableLayout(
         stub=table.row_axes,
         head=tuple(head),
         blocks=tuple(range(block[0], block[-1] + 1) for block in blocks),
@@ -159,7 +154,7 @@ def _letter(number: int) -> str:
 
 
 def _common_notes(table: ResultTable) -> list[str]:
-    """What must be known about every one of our numbers, and need not be said at each."""
+    """The notes that hold for all of our numbers: they are said once, below the table."""
     ours = [cell.notes for cell in table if cell.mean is not None or cell.never]
     return [note for note in ours[0] if all(note in notes for notes in ours)] if len(ours) > 1 else []
 
@@ -180,13 +175,15 @@ def _entry(table: ResultTable, cell: ResultCell, part: str, letters: dict[str, s
     )
     if part == "ours":
         unfinished = (Verdict.NOT_RUN, Verdict.LEFT_OUT, Verdict.NOT_MEASURED)
-        text = cell.verdict.value if cell.verdict in unfinished else _figure(cell.mean, cell.deviation, table.digits)
+        text = (
+            cell.verdict.value if cell.verdict in unfinished else _figure(cell.mean, cell.deviation, table.spec.digits)
+        )
         return Entry(text, cell.best, notes, cell.clear)
     if part == "paper":
         paper = cell.published
-        text = "–" if paper is None else _figure(paper.mean, paper.deviation, table.digits)
+        text = "–" if paper is None else _figure(paper.mean, paper.deviation, table.spec.digits)
         return Entry(text, cell.best_published, notes)
-    signed = "" if cell.difference is None else _signed(cell.difference, table.digits)
+    signed = "" if cell.difference is None else _signed(cell.difference, table.spec.digits)
     return Entry(" ".join(part for part in (signed, _SIGNS.get(cell.verdict, "")) if part) or "–")
 
 
@@ -216,7 +213,7 @@ def _remarks(table: ResultTable, common: Sequence[str]) -> Iterator[str]:
     if Verdict.INCOMPARABLE in verdicts:
         yield "n/c not comparable."
     if any(cell.clear for cell in cells):
-        reference = ", ".join(table.reference.values())
+        reference = ", ".join(table.spec.reference.values())
         yield (
             f"* differs from {reference} by more than chance: paired t-test over {table.pairs}, p < {SIGNIFICANT:g} "
             f"after Holm's correction for {table.comparisons} comparisons."
@@ -237,20 +234,20 @@ def _remarks(table: ResultTable, common: Sequence[str]) -> Iterator[str]:
 
 
 def terminal(table: ResultTable, width: int) -> Group:
-    """The table for a terminal so many characters wide.
+    """The table for a terminal of `width` characters.
 
-    What does not fit beside each other is continued below, as often as needed; numbers are never cut.
+    Columns that do not fit are continued in further tables below; numbers are never cut.
     """
     shown = layout(table)
     parts = [_terminal_table(shown, compact=False)]
     if not _fits(parts[0], width):
         parts = [_terminal_table(shown.part(fields), compact=True) for fields in _fitting_fields(shown, width)]
-    parts[0].title = Text(table.title)
+    parts[0].title = Text(table.spec.title)
     below = [Text(f"{letter}  {note}", style="dim") for letter, note in shown.footnotes]
     return Group(*parts, *below, *(Text(remark, style="dim") for remark in shown.remarks))
 
 
-def _fitting_fields(shown: Layout, width: int) -> Iterator[range]:
+def _fitting_fields(shown: TableLayout, width: int) -> Iterator[range]:
     """Which fields go into one table: as many blocks as fit; a block that does not fit alone goes field by field."""
 
     def fits(fields: range) -> bool:
@@ -265,7 +262,7 @@ def _fits(table: Table, width: int) -> bool:
     return unbounded.measure(table).maximum <= width
 
 
-def _terminal_table(shown: Layout, compact: bool) -> Table:
+def _terminal_table(shown: TableLayout, compact: bool) -> Table:
     """A table of what is shown; a compact one has the outer labels of rows in lines of their own."""
     drawn = ruled("")
     drawn.title = None
@@ -299,7 +296,7 @@ def _styled(entry: Entry) -> Text:
 def markdown(table: ResultTable) -> str:
     """The table in Markdown, as GitHub shows it."""
     shown = layout(table)
-    lines = [f"**{markdown_text(table.title)}**"]
+    lines = [f"**{markdown_text(table.spec.title)}**"]
     for part in shown.parts():
         names = ["<br>".join(markdown_text(label) for label in labels if label) for labels in part.headings()]
         lines += ["", _line([*map(markdown_text, part.stub), *names])]
@@ -336,13 +333,13 @@ def latex(table: ResultTable) -> str:
     below = [f"\\textsuperscript{{{letter}}} {_latex_text(note)}" for letter, note in shown.footnotes]
     below += [_latex_text(remark) for remark in shown.remarks]
     lines = ["% needs \\usepackage{booktabs}", "\\begin{table}", "\\centering"]
-    lines += [f"\\caption{{{_latex_text(table.title)}}}", tabulars]
+    lines += [f"\\caption{{{_latex_text(table.spec.title)}}}", tabulars]
     if below:
         lines += ["", "\\smallskip", "\\footnotesize\\raggedright", " \\\\\n".join(below)]
     return "\n".join([*lines, "\\end{table}"]) + "\n"
 
 
-def _latex_tabular(shown: Layout) -> Iterator[str]:
+def _latex_tabular(shown: TableLayout) -> Iterator[str]:
     yield f"\\begin{{tabular}}{{{'l' * len(shown.stub)}{'r' * len(shown.head)}}}"
     yield "\\toprule"
     yield from _latex_head(shown)
@@ -355,7 +352,7 @@ def _latex_tabular(shown: Layout) -> Iterator[str]:
     yield "\\end{tabular}"
 
 
-def _latex_head(shown: Layout) -> Iterator[str]:
+def _latex_head(shown: TableLayout) -> Iterator[str]:
     """The lines of the header: labels above what they hold for, and rules below those above several fields."""
     before = len(shown.stub)
     for level in range(shown.levels):
@@ -427,7 +424,7 @@ def _latex_entry(entry: Entry) -> str:
 
 def html(table: ResultTable) -> Markup:
     """The table as a part of a page, with its notes."""
-    return parts.results(table.title, layout(table))
+    return parts.results(table.spec.title, layout(table))
 
 
 # Summaries
@@ -485,7 +482,7 @@ def csv_text(tables: Sequence[ResultTable]) -> str:
             paper, test = cell.published or Published(None), cell.test
             writer.writerow(
                 [
-                    table.title,
+                    table.spec.title,
                     *cell.labels,
                     cell.value,
                     table.values[cell.value].text,

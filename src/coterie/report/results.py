@@ -32,7 +32,7 @@ _POINTS = 1.5
 
 
 class Verdict(StrEnum):
-    """What became of a number of the paper."""
+    """What our runs make of a number of the paper."""
 
     REPRODUCES = "reproduces"
     DIFFERS = "differs"
@@ -66,7 +66,7 @@ class ResultCell:
     mean: float | None
     deviation: float | None
     never: bool = False
-    """Whether runs were measured, and none of them came to the target of a count."""
+    """Whether there are runs, and none of them reached the target whose rounds or bytes are counted."""
     resolution: float = 0.0
     """How finely ours is measured; 0 if it is exact."""
     difference: float | None = None
@@ -78,7 +78,7 @@ class ResultCell:
     best: bool = False
     """Whether it is the best of ours among the methods compared."""
     best_published: bool = False
-    """The same among the paper's."""
+    """Whether the paper's is the best of the paper's among the methods compared."""
     test: PairedTest | None = None
     """Against the reference of the table."""
     probability: float | None = None
@@ -91,7 +91,7 @@ class ResultCell:
 
     @property
     def labels(self) -> Labels:
-        """Where it stands, in the order of the axes."""
+        """The labels of its place, in the order of the axes."""
         return tuple(self.place.values())
 
 
@@ -99,7 +99,7 @@ class ResultCell:
 class ResultTable:
     """A table of a study with its numbers."""
 
-    title: str
+    spec: TableSpec
     axes: tuple[str, ...]
     """All axes of the study."""
     row_axes: tuple[str, ...]
@@ -107,16 +107,12 @@ class ResultTable:
     rows: tuple[Labels, ...]
     columns: tuple[Labels, ...]
     idle: Labels
-    """Entries, such as data sets, that are not shown as nothing of them was run, though something of others was."""
+    """Entries, such as data sets, that are left out because none of their runs is there, while others have runs."""
     hidden: tuple[Labels, ...]
-    """Columns besides that are not shown: nothing in them was run, and the paper has nothing there."""
+    """Further columns that are left out: none of their runs is there, and the paper has no number in them."""
     cells: Mapping[tuple[Labels, Labels], ResultCell]
-    """By labels of row and column, with those that are not shown."""
+    """All cells by the labels of row and column, also those that are not shown."""
     values: Mapping[str, Statistic]
-    percent: bool
-    digits: int
-    better: Literal["higher", "lower", ""]
-    reference: Mapping[str, str]
     comparisons: int
     """How many tests were made, and corrected for."""
     pairs: Literal["seeds", "clients"] = "seeds"
@@ -141,13 +137,13 @@ class ResultTable:
         """When a number reproduces the paper's, in words."""
         deviations, least = (
             f"{_DEVIATIONS:g} standard deviations",
-            f"{_POINTS:g} points" if self.percent else "rounding",
+            f"{_POINTS:g} points" if self.spec.percent else "rounding",
         )
         judged = [cell for cell in self.shown if cell.verdict in (Verdict.REPRODUCES, Verdict.DIFFERS)]
         steps = sorted(cell.resolution for cell in judged if cell.resolution)
         if not steps:
             return f"within {deviations} or {least}"
-        ends = dict.fromkeys(f"{step:.{self.digits}f}" for step in (steps[0], steps[-1]))
+        ends = dict.fromkeys(f"{step:.{self.spec.digits}f}" for step in (steps[0], steps[-1]))
         return f"within {deviations}, {least} or a step between evaluations ({' to '.join(ends)})"
 
     def __iter__(self) -> Iterator[ResultCell]:
@@ -157,7 +153,7 @@ class ResultTable:
 
 @dataclass(frozen=True)
 class Findings:
-    """What there is for a study."""
+    """The runs of a study by cell, as tables look at them."""
 
     axes: Mapping[str, Sequence[str]]
     """The labels of each axis."""
@@ -170,8 +166,8 @@ class Findings:
 
     @classmethod
     def of(cls, results: Results) -> "Findings":
-        """What there is for a study, from its results."""
-        # Of some cells only those axes' entries are shown that they have.
+        """The findings of a campaign."""
+        # Where only some cells were asked for, only their entries are shown.
         places = (*results.runs, *results.skipped)
         axes = {
             axis: tuple(label for label in entries if any(place[number] == label for place in places))
@@ -223,7 +219,7 @@ def result_table(spec: TableSpec, findings: Findings, pairs: Literal["seeds", "c
     filled = {column for (_, column), cell in asked.items() if _filled(cell)} or columns
     by_column = _order(findings, values, column_axes)
     return ResultTable(
-        title=spec.title,
+        spec=spec,
         axes=tuple(findings.axes),
         row_axes=row_axes,
         column_axes=column_axes,
@@ -233,10 +229,6 @@ def result_table(spec: TableSpec, findings: Findings, pairs: Literal["seeds", "c
         hidden=tuple(sorted(columns - filled, key=by_column)),
         cells=placed,
         values=values,
-        percent=spec.percent,
-        digits=spec.digits,
-        better=spec.better,
-        reference=dict(spec.reference),
         comparisons=sum(cell.probability is not None for cell in cells),
         pairs=pairs,
     )
@@ -253,9 +245,9 @@ def _filled(cell: ResultCell) -> bool:
 
 
 def _idle(findings: Findings, cells: Sequence[ResultCell]) -> set[tuple[str, str]]:
-    """Axes and entries of which nothing was run, though something of other entries of the axis was.
+    """The axes and entries of which nothing was run, although something was run of other entries.
 
-    Methods are not among them, as a table is there to compare them.
+    Methods are never among them: a table is there to compare them.
     """
     entries = {item for cell in cells for item in cell.place.items() if item[0] != METHOD}
     busy = {item for cell in cells for item in cell.place.items() if findings.runs.get(cell.labels)}
@@ -269,7 +261,7 @@ def _statistics(spec: TableSpec) -> dict[str, Statistic]:
 
 
 def _shown_axes(spec: TableSpec, axes: Mapping[str, Sequence[str]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Axes of rows and columns. Several values are columns if nothing is said; an axis that is missing is a row."""
+    """The axes of rows and of columns. Several values are columns by default; an axis that is not named is a row."""
     rows, columns = tuple(spec.rows), tuple(spec.columns)
     shown = {*rows, *columns}
     if len(spec.values) > 1 and "value" not in shown:
@@ -297,7 +289,7 @@ def _name(spec: TableSpec, place: Mapping[str, str], value: str) -> str:
 
 
 def _cell(spec: TableSpec, findings: Findings, place: Mapping[str, str], value: str, what: Statistic) -> ResultCell:
-    """A number of the table, without what depends on the others."""
+    """A cell of the table, without the marks and tests that depend on other cells."""
     labels, name = tuple(place.values()), _name(spec, place, value)
     printed = spec.published.get(name)
     published = None if printed is None else Published(*printed[:2]) if printed else Published(None)
@@ -334,7 +326,7 @@ def _notes(ours: Estimate, runs: Sequence[StoredRun], seeds: int, scaled: Sequen
         notes.append("reads test data")
     if ours.tried < seeds:
         notes.append(f"{ours.tried} of {seeds} seeds")
-    # What holds for all runs is the result itself.
+    # If it holds for all runs, the cell itself says so.
     for word, some in {"never": ours.never, "not measured": ours.without}.items():
         if 0 < len(some) < ours.tried:
             notes.append(f"{word} in {len(some)} of {ours.tried} runs")
@@ -362,7 +354,7 @@ def _judged(spec: TableSpec, cell: ResultCell, scaled: bool) -> ResultCell:
 
 
 def _group(cell: ResultCell) -> tuple[Labels, str]:
-    """What is compared: the methods in one place, by one value."""
+    """The group in which a cell is compared: all methods in one place, by one value."""
     return tuple(label for axis, label in cell.place.items() if axis != METHOD), cell.value
 
 
@@ -377,7 +369,7 @@ def _marked(spec: TableSpec, cells: Sequence[ResultCell]) -> list[ResultCell]:
         for number, cell in enumerate(cells):
             figure = of(cell)
             if figure is not None:
-                # What looks the same in print is the same.
+                # Numbers that look the same in print are equal.
                 found.setdefault(_group(cell), {})[number] = (reached(cell), sign * round(figure, spec.digits))
         compared = [ranks for ranks in found.values() if len(ranks) > 1]
         return {number for ranks in compared for number, rank in ranks.items() if rank == max(ranks.values())}
@@ -636,5 +628,5 @@ def summarised(name: str, tables: Sequence[ResultTable], found: Sequence[Orderin
     cells = [cell for table in tables for cell in table]
     verdicts = Counter(cell.verdict for cell in cells if cell.published)
     idle = sum(cell.verdict is Verdict.NOT_RUN for cell in cells if not cell.published)
-    later = [table.title for table in tables if not table.begun] if any(table.begun for table in tables) else []
+    later = [table.spec.title for table in tables if not table.begun] if any(table.begun for table in tables) else []
     return Summary(name, {verdict: verdicts[verdict] for verdict in _WORDS}, idle, tuple(found), tuple(later))

@@ -11,11 +11,11 @@ from coterie.core.links import linked
 from coterie.methods import methods
 from coterie.report import page
 from coterie.report.figures import NotRecordedError, Runs, kinds
-from coterie.report.figures.records import over_seeds
 from coterie.report.figures.relations import mixed_over_time
 from coterie.report.figures.scores import gained_over
 from coterie.report.page import parts
 from coterie.report.tables import best_cells, compared, comparison_cells, megabytes, worlds_of
+from coterie.report.words import DIRECTIONS, KINDS
 from coterie.runs.folder import StoredRun
 from coterie.runs.identity import world_of
 
@@ -42,10 +42,10 @@ def methods_table(runs: Runs) -> Markup:
 # Every client
 
 _MANY = 30
-"""Clients whose table is folded up."""
+"""A table of more clients than this is folded up."""
 
 _EQUAL = 1e-9
-"""Gains below are none: rounding leaves that much."""
+"""Smaller gains count as none: rounding alone leaves that much."""
 
 
 def clients(runs: Runs) -> Markup:
@@ -158,7 +158,7 @@ def split(runs: Runs) -> Markup:
     shown: dict[str, Sequence[StoredRun]] = {}
     worlds: set[Hashable] = set()
     for name, some in runs.items():
-        # Only to save work: the figure draws alike ones once, but has to make each for that.
+        # Only to save work: the figure draws equal splits once, but has to make each of them to compare them.
         own = [world_of(run.settings) for run in some]
         if worlds.isdisjoint(own):
             shown[name] = some
@@ -179,7 +179,7 @@ def _drawn(kind: str, runs: Runs, caption: str, **options: Any) -> Markup:
 
 
 def _mixes(run: StoredRun) -> bool:
-    """Whether clients are mixed differently: neither all the same nor each for itself."""
+    """Whether in some round clients got different mixes, other than each its own model."""
     for _, matrix in mixed_over_time(run):
         known = matrix[~np.isnan(matrix).any(axis=1)]
         alone = len(known) == len(matrix) and np.array_equal(known, np.eye(len(known)))
@@ -190,34 +190,6 @@ def _mixes(run: StoredRun) -> bool:
 
 # What it cost
 
-_DIRECTIONS = {"down": "to clients", "up": "to the server", "peer": "between clients", "evaluation": "for scoring"}
-
-_KINDS = {
-    "model": "models",
-    "shared part": "the shared part of models",
-    "loss": "mean losses of local training",
-    "epochs": "how long to train",
-    "links": "whom to meet",
-    "control": "control variates",
-    "control change": "changes of control variates",
-    "label histogram": "how many samples of each label a client has",
-    "dominant label": "which label a client has most of",
-    "accuracy": "accuracies on validation data",
-    "evaluated": "numbers of validation samples",
-    "frequency": "how often a client took part",
-    "gradients": "accumulated gradients",
-    "choice": "which model fits a client best",
-    "singular vectors": "singular vectors of a client's data, which look like the data",
-    "well": "whether training went well",
-    "counts": "predicted classes of synthetic samples",
-    "opinions": "opinions of other clients",
-    "request": "requests, with what each contributor counts for",
-    "samples": "synthetic samples made from a client's data",
-    "share": "secret shares of models",
-    "sum": "sums of models",
-}
-"""Kinds of the ledger in words."""
-
 
 def costs(runs: Runs) -> Markup:
     """What was sent by direction and kind, and what clients gave away by that."""
@@ -225,14 +197,14 @@ def costs(runs: Runs) -> Markup:
     for name, some in runs.items():
         ledgers = [run.summary["ledger"] for run in some if run.summary is not None]
         steps = np.mean([run.summary["clients"] * run.summary["rounds"] for run in some if run.summary is not None])
-        for direction, words in _DIRECTIONS.items():
+        for direction, words in DIRECTIONS.items():
             for kind in sorted({kind for ledger in ledgers for kind in ledger.get(direction, {})}):
-                mean, _ = over_seeds([ledger.get(direction, {}).get(kind, 0) for ledger in ledgers])
+                mean = float(np.mean([ledger.get(direction, {}).get(kind, 0) for ledger in ledgers]))
                 if direction != "evaluation":
-                    what = f"{words}: {_KINDS.get(kind, kind)}"
+                    what = f"{words}: {KINDS.get(kind, kind)}"
                     rows.append([name, what, megabytes(mean), megabytes(mean / steps)])
-        scoring, _ = over_seeds([sum(ledger.get("evaluation", {}).values()) for ledger in ledgers])
-        rows.append([name, f"{_DIRECTIONS['evaluation']}, which is no part of the method", megabytes(scoring), ""])
+        scoring = float(np.mean([sum(ledger.get("evaluation", {}).values()) for ledger in ledgers]))
+        rows.append([name, f"{DIRECTIONS['evaluation']}, which is no part of the method", megabytes(scoring), ""])
     if not rows:
         return Markup()
     told = [f"{name}: {words}" for name, some in runs.items() if (words := _given_away(some))]
@@ -242,7 +214,7 @@ def costs(runs: Runs) -> Markup:
 
 
 def _once(rows: Iterable[list[str]]) -> list[list[str]]:
-    """Rows whose first cell is empty where it would be that of the row above."""
+    """The rows, with an empty first cell where it would repeat that of the row above."""
     shown, last = [], None
     for first, *rest in rows:
         shown.append(["" if first == last else first, *rest])
@@ -251,12 +223,12 @@ def _once(rows: Iterable[list[str]]) -> list[list[str]]:
 
 
 def _given_away(some: Sequence[StoredRun]) -> str:
-    """What a client gives away, as the method says, or else by what it sent."""
+    """What a client gives away: as the method declares it, or else what it sent."""
     name = some[0].settings.get("method", {}).get("name", "") if some else ""
     if name in methods and methods[name].gives_away:
         return f"A client gives away {methods[name].gives_away}."
     sent = (some[0].summary or {}).get("ledger", {}) if some else {}
-    kinds_sent = [_KINDS.get(kind, kind) for direction in ("up", "peer") for kind in sent.get(direction, {})]
+    kinds_sent = [KINDS.get(kind, kind) for direction in ("up", "peer") for kind in sent.get(direction, {})]
     return f"it sends {', '.join(dict.fromkeys(kinds_sent))}." if kinds_sent else "nothing: it sends nothing."
 
 

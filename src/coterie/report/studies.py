@@ -113,7 +113,7 @@ def _write_page(path: Path, results: Results, report: Report, figures: list[tupl
     study = results.study
     done = sum(map(len, results.runs.values()))
     lead = f"{study.about} {done} of {results.seeds * len(results.runs)} runs are done.".strip()
-    sections: list[page.Section] = [(table.title, printing.html(table)) for table in report.shown]
+    sections: list[page.Section] = [(table.spec.title, printing.html(table)) for table in report.shown]
     if sections:
         sections.append(("What it comes to", printing.summary_html(report.summary)))
     if figures:

@@ -11,6 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from coterie.report.words import COLUMNS
 from coterie.runs.identity import world_of
 
 Summary = Mapping[str, Any]
@@ -105,9 +106,9 @@ class Comparison:
     figures: Mapping[str, tuple[float, float] | None]
     """Mean and deviation over seeds, by key of the summary."""
     world: Any = None
-    """Which of them can be compared: the best is the best of a world."""
+    """Where it was run: only rows of the same world are compared, so each world has a best one."""
     left_out: int = 0
-    """Runs with the seed of another one, but with other results."""
+    """How many runs are not counted because another run has their seed, with other results."""
 
     def mean(self, key: str) -> float | None:
         """The mean over seeds, if it was measured."""
@@ -137,13 +138,13 @@ def compared(
     rows = []
     for name, seeds in by_name.items():
         runs = [{**run, "bytes": run["bytes_down"] + run["bytes_up"] + run["bytes_peer"]} for run in seeds.values()]
-        figures = {key: _over_seeds([run.get(key) for run in runs]) for key in _COLUMNS}
+        figures = {key: over_seeds([run.get(key) for run in runs]) for key in COLUMNS}
         rows.append(Comparison(name, len(runs), figures, where[name], left_out[name]))
     return sorted(rows, key=lambda row: -(row.mean("accuracy_mean") or 0))
 
 
 def same_outcome(one: Summary, other: Summary) -> bool:
-    """Whether two runs came to the same, in whatever time."""
+    """Whether two runs have the same results, whatever time they took."""
     return _outcome(one) == _outcome(other)
 
 
@@ -161,23 +162,10 @@ def worlds_of(settings: Sequence[Mapping[str, Any]]) -> list[int]:
     return [found.setdefault(world_of({**table, "seed": None, "net": None}), len(found)) for table in settings]
 
 
-def _over_seeds(values: Sequence[float | None]) -> tuple[float, float] | None:
+def over_seeds(values: Sequence[float | None]) -> tuple[float, float] | None:
+    """Mean and deviation of a sample, of what was measured: 0 is the deviation of one value, None both of no value."""
     known = [value for value in values if value is not None]
-    # The deviation of a sample: with one seed there is none.
     return (float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else 0.0) if known else None
-
-
-_COLUMNS = {
-    "accuracy_mean": "accuracy %",
-    "accuracy_worst_tenth": "worst tenth %",
-    "accuracy_adapted_mean": "adapted %",
-    "accuracy_last_mean": "last trained %",
-    "global_accuracy_mean": "global test %",
-    "groups": "groups",
-    "ari": "ARI",
-    "bytes": "traffic",
-    "seconds": "seconds",
-}
 
 
 _EXPENDABLE = ("seconds", "groups", "accuracy_last_mean", "accuracy_adapted_mean")
@@ -188,12 +176,12 @@ def comparison_cells(rows: Sequence[Comparison], without: Collection[str] = ()) 
     """Header and cells of a comparison, as text."""
     columns = [key for key in _shown(rows) if key not in without]
     cells = [[row.name, *(_comparison_cell(row, key) for key in columns)] for row in rows]
-    return ["method", *(_COLUMNS[key] for key in columns)], cells
+    return ["method", *(COLUMNS[key] for key in columns)], cells
 
 
 def _shown(rows: Sequence[Comparison]) -> list[str]:
     """The columns that at least one method has a figure for."""
-    return [key for key in _COLUMNS if any(row.mean(key) is not None for row in rows)]
+    return [key for key in COLUMNS if any(row.mean(key) is not None for row in rows)]
 
 
 def _comparison_cell(row: Comparison, key: str) -> str:
@@ -223,7 +211,7 @@ def comparison_table(rows: Sequence[Comparison], title: str, width: int | None =
     fitting = [layout for layout in layouts if width is None or _width(*layout[1:]) <= width]
     without, header, cells = (fitting or layouts[-1:])[0]
     table = ruled(title)
-    notes = [f"no room for: {', '.join(_COLUMNS[key] for key in without)}"] if without else []
+    notes = [f"no room for: {', '.join(COLUMNS[key] for key in without)}"] if without else []
     notes += [
         f"not shown: {row.left_out} run{'s' if row.left_out > 1 else ''} of {row.name} "
         f"with a seed that is here already, and with other results"
@@ -252,7 +240,7 @@ def _layouts(rows: Sequence[Comparison]) -> Iterator[tuple[list[str], list[str],
 
 
 def _width(header: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
-    """What a table takes, with two spaces between columns and one at either side."""
+    """How wide a table is, with two spaces between columns and one at either side."""
     columns = zip(header, *cells, strict=True)
     return sum(max(len(line) for cell in column for line in cell.split("\n")) + 2 for column in columns)
 

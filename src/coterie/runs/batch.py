@@ -1,9 +1,12 @@
-"""Many runs: together where that is faster, else one after another, with as little as possible made twice."""
+"""Many runs: all at the same time where that is faster, else one after another.
+
+What several runs need is made once: each distinct world, and on a GPU one engine for all worlds over the same samples,
+which share a pool of samples (`coterie.data.population.pooled`).
+"""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import dropwhile
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +27,7 @@ Entry = tuple[Settings, Result]
 """A run and its settings."""
 
 
-class Batch:
+class RunBatch:
     """Runs with one net and one way of computing; each distinct world is made once."""
 
     def __init__(
@@ -33,10 +36,10 @@ class Batch:
         together: bool | None = None,
         failed: Callable[[Settings, Exception], None] | None = None,
     ) -> None:
-        """What can be wrong with the first world shows here, before a folder is made.
+        """An error in the first world is raised here, before any folder is made.
 
-        All runs go on at the same time if they are computed `together`, as small nets are on a GPU by default. With
-        `failed`, which is told of it, a run may fail while the others go on.
+        With `together`, all runs go on at the same time; by default small nets on a GPU do. With `failed`, a run that
+        raises an error is reported to this function and the others go on; without it, the error ends all of them.
         """
         worlds: dict[Hashable, World] = {}
         self._settings: list[Settings] = []
@@ -47,19 +50,20 @@ class Batch:
             world = worlds.setdefault(key, one.world if first is None else one.world.beside(first))
             self._settings.append(replace(one, world=world))
         self._failed = failed
+        self._worlds = self._by_world()
+        """The distinct worlds, from the first on that can be made, and the numbers of the runs in each."""
         self._engine: Simulation | None = None
-        self._first: World | None = None
-        """The world that the engine is of: the first that can be made."""
-        for world, numbers in self._by_world():
+        """The engine of the first of these worlds."""
+        while self._worlds and self._engine is None:
+            world, numbers = self._worlds[0]
             self._engine = self._made(world.engine, numbers)
-            if self._engine is not None:
-                self._first = world
-                break
+            if self._engine is None:
+                del self._worlds[0]
         stacked = self._engine is not None and self._engine.form.stacked and self._engine.net.device.type == "cuda"
         self._together = stacked if together is None else together
 
     def _made(self, make: Callable[[], T], numbers: Sequence[int]) -> T | None:
-        """What all these runs need; nothing if they fail for want of it."""
+        """What `make` gives; None if it raises an error, which then is the error of all runs with these numbers."""
         try:
             return make()
         except CoterieError as error:
@@ -76,8 +80,7 @@ class Batch:
         watch: Callable[[Settings], Sequence[Observer]] = lambda settings: (),
         keep_state: bool = True,
     ) -> list[Entry | None]:
-        """All runs, in their order; nothing for those that failed."""
-
+        """Run all, and give their results in the order of the settings; None for a run that failed."""
         at_once = len(self._settings) if self._together else 1
 
         def one_run(one: Settings, fed: Federation) -> Entry | None:
@@ -98,9 +101,9 @@ class Batch:
 
     def _run_in_turn(self, one_run: Callable[[Settings, Federation], Entry | None]) -> dict[int, Entry | None]:
         entries: dict[int, Entry | None] = {}
-        for world, numbers in self._possible():
+        for place, (world, numbers) in enumerate(self._worlds):
             # The world, and an engine with everything in it, is made once for all methods of a seed.
-            engine = self._engine if world is self._first else None
+            engine = None if place else self._engine
             fed = self._made(partial(world.federation, engine), numbers)
             if fed is None:
                 continue
@@ -113,7 +116,7 @@ class Batch:
         return entries
 
     def _run_together(self, one_run: Callable[[Settings, Federation], Entry | None]) -> dict[int, Entry | None]:
-        """All that share their samples at the same time; those of other samples afterwards."""
+        """Runs over the same samples at the same time; then those over the next samples."""
         entries: dict[int, Entry | None] = {}
         for group in self._sharing_samples():
             engine = self._pooled_engine([world for world, _ in group])
@@ -129,9 +132,9 @@ class Batch:
         return entries
 
     def _pooled_engine(self, worlds: Sequence[World]) -> Simulation:
-        """An engine with the samples of all these worlds, which then are places in its pool."""
+        """One engine for all these worlds: their clients then hold places in one pool of samples."""
         populations = pooled([world.population for world in worlds])
-        unchanged = worlds[0] is self._first and populations[0].x is worlds[0].population.x
+        unchanged = worlds[0] is self._worlds[0][0] and populations[0].x is worlds[0].population.x
         for world, population in zip(worlds, populations, strict=True):
             world.__dict__["population"] = population
         return self._engine if unchanged and self._engine else worlds[0].engine()
@@ -139,16 +142,15 @@ class Batch:
     def _sharing_samples(self) -> list[list[tuple[World, list[int]]]]:
         """The distinct worlds with their runs, in groups that divide the same samples."""
         groups: list[list[tuple[World, list[int]]]] = []
-        for world, numbers in self._possible():
+        for world, numbers in self._worlds:
             population = self._made(partial(getattr, world, "population"), numbers)
             if population is None:
                 continue
             fitting = (group for group in groups if same_samples(group[0][0].population, population))
-            group = next(fitting, None)
-            if group is None:
-                groups.append([(world, numbers)])
-            else:
-                group.append((world, numbers))
+            group = next(fitting, [])
+            if not group:
+                groups.append(group)
+            group.append((world, numbers))
         return groups
 
     def _by_world(self) -> list[tuple[World, list[int]]]:
@@ -157,7 +159,3 @@ class Batch:
         for number, one in enumerate(self._settings):
             found.setdefault(id(one.world), (one.world, []))[1].append(number)
         return list(found.values())
-
-    def _possible(self) -> list[tuple[World, list[int]]]:
-        """Those from the first that can be made on."""
-        return list(dropwhile(lambda found: found[0] is not self._first, self._by_world()))

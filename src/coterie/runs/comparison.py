@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from coterie.runs.batch import Batch, Entry
+from coterie.runs.batch import Entry, RunBatch
 from coterie.runs.experiment import NewFolder
 from coterie.runs.settings import Settings
 from coterie.server.fitting import Observer
@@ -19,15 +19,15 @@ def compare(
     watch: Callable[[Method, int], Sequence[Observer]] = lambda method, seed: (),
     together: bool | None = None,
 ) -> list[Entry]:
-    """Run each of the settings, which share a world, with so many seeds; each run gets a folder below `out`.
+    """Run each of the settings, which share a world, with each of `seeds` seeds; each run gets a folder below `out`.
 
-    What was finished before is not run again if `resume` is set. `watch` gives the observers of a run. All runs go on
-    at the same time if they are computed `together`, as small nets are on a GPU by default.
+    With `resume`, a run that is finished is not run again. `watch` gives the observers of a run. With `together`, all
+    runs go on at the same time; by default small nets on a GPU do.
     """
     first = settings[0].world
     worlds = [first.reseeded(first.seed + number) for number in range(seeds)]
     # Whatever can be wrong with the settings must show before a folder is made.
-    batch = Batch([replace(one, world=world) for world in worlds for one in settings], together)
+    batch = RunBatch([replace(one, world=world) for world in worlds for one in settings], together)
     parent = out.make() if isinstance(out, NewFolder) else out
 
     def folder(one: Settings) -> Path | None:

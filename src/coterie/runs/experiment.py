@@ -16,7 +16,7 @@ log = logging.getLogger("coterie")
 
 @dataclass
 class NewFolder:
-    """A folder to be made below another once there is something to put into it, under a name that is free then."""
+    """A folder that is made below `parent` when it is first needed, with a number added if the name is taken then."""
 
     parent: Path
     name: str
@@ -24,7 +24,7 @@ class NewFolder:
     """Where it is, as soon as it has been made."""
 
     def make(self) -> Path:
-        """The folder itself; of several programs that ask at once, each gets its own."""
+        """The path of the folder, which is made if need be; several programs that ask at once get one folder each."""
         while self.made is None:
             path = free_path(self.parent, self.name)
             try:
@@ -38,7 +38,7 @@ class NewFolder:
 
 
 def free_path(parent: Path, name: str, ending: str = "") -> Path:
-    """A path of this name that does not exist yet, with a number behind the name if needed."""
+    """A path below `parent` that does not exist yet: the name, with a number behind it if the name is taken."""
     number, path = 1, parent / (name + ending)
     while path.exists():
         number += 1
@@ -55,10 +55,11 @@ def run(
     saving: float = SAVING,
     keep_state: bool = True,
 ) -> Result:
-    """Run a method in its world; with a folder, write everything there, and go on with what is there if told.
+    """Run a method in its world.
 
-    A federation of the same world can be given, so that several runs share one. Checkpoints take a share of the time,
-    `saving`; that of a finished run is kept or not.
+    With `out`, everything is written to that folder; with `resume`, a run that was begun there goes on. Runs in the
+    same world can share a `federation`. Saving checkpoints takes at most the share `saving` of the time; without
+    `keep_state` the last checkpoint is deleted when the run is finished.
     """
     world = settings.world
     # Whatever can be wrong with the settings must show before a folder is made.

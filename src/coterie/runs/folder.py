@@ -9,6 +9,9 @@ summary.json    the last and the best round, at the end
 state/          the newest checkpoint
 log.txt         over real sites: who came and went, and what went wrong
 deployment/     over real sites: what is needed to go on
+
+Checkpoints hold no clock, so that equal runs have equal checkpoints byte for byte; the time is in `state/clock.json`.
+Records are appended before the checkpoint is written: when a run goes on, lines of later rounds are dropped.
 """
 
 import json
@@ -65,7 +68,7 @@ class StoredRun:
 
 
 class RunFolder:
-    """Writes a run as it goes. Nothing that exists is overwritten, and every file is whole at any moment."""
+    """Writes a run to its folder while it goes on. No other run is overwritten, and no file is ever half-written."""
 
     def __init__(
         self,
@@ -75,10 +78,10 @@ class RunFolder:
         saving: float = SAVING,
         keep_state: bool = True,
     ) -> None:
-        """A folder for a run with these settings.
+        """A folder for a run with these settings, as a table.
 
-        Checkpoints are saved after every round, or as often as takes that share of the time; the last one is kept or
-        not.
+        A checkpoint is saved after every round with `every_round`, else as often as takes the share `saving` of the
+        time. Without `keep_state` the last one is deleted when the run is finished.
         """
         self.path, self._table, self._every_round = path, dict(table), every_round
         self._saving, self._keep_state = saving, keep_state
@@ -95,14 +98,14 @@ class RunFolder:
         return self.path / "state" / "clock.json"
 
     def open(self, net: Net, resume: bool) -> Checkpoint | None:
-        """Make the folder, or take up the run that is in it if told to: its newest checkpoint, if it has one."""
+        """Make the folder, or with `resume` take up the run that is in it: its newest checkpoint, if there is one."""
         if resume and (self.path / "settings.toml").is_file():
             self._claim()
             return self._resume(net)
-        # What a run leaves that was killed while it made its folder does not keep another try from beginning.
+        # A run that was killed while it made its folder leaves these behind: another try may still begin.
         require_empty(self.path, but={"state", "log.txt", "deployment"} if resume else set())
         try:
-            # Not there before: of two runs that are started at once, one gets the folder.
+            # This fails if the folder is there already: so of two runs that are started at once, one gets it.
             (self.path / "state").mkdir(parents=True, exist_ok=resume)
             write_whole(self.path / "settings.toml", tomli_w.dumps(self._table))
             for name in ("rounds.jsonl", "groups.jsonl"):
@@ -138,7 +141,7 @@ class RunFolder:
                 f"out={self.path}: holds a run with other settings ({'; '.join(found[:3])}{more}); "
                 "continue it with its own, or choose another folder"
             )
-        if not is_finished(self.path):  # of a finished run that an unfinished copy was written over, say
+        if not is_finished(self.path):  # an unfinished copy may have been written over a finished run
             for name in ("summary.json", "clients.jsonl"):
                 (self.path / name).unlink(missing_ok=True)
         elif not self._state.is_file():

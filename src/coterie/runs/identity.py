@@ -1,7 +1,11 @@
-"""What makes a run the one it is, and not another: where options are declared, they say it (`coterie.core.fields`).
+"""What makes two runs the same or different. Each option says at its declaration what it changes (`core.fields`).
 
 Everything here takes settings as they stand in `settings.toml`. An option that is not in them counts as if it had its
 default, so options can be added to a method, or moved to a variant of it, without changing what stored runs are.
+
+Names of folders, and whether a stored run counts, depend on what changes results or what is written down of a run.
+Going on with a run depends also on what it keeps to its end (`strict`). What runs are called, and whether their clients
+can be compared, depends only on what changes results.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -19,7 +23,7 @@ REGISTRIES: dict[str, Registry[Any]] = {"split": split_rules, "method": methods}
 """Sections for things that are chosen by name, and where these are registered. Studies add their measures."""
 
 _GENERAL = {"": ("split_seed", "net", "seed"), "data": ("data_dir", "limit", "hold_out")}
-"""Options that no class declares, by the section that they are in; the first are in none."""
+"""The options that no class declares, by their section of the settings; those under "" stand above all sections."""
 
 _NAME = Option("name", str, None, "")
 
@@ -36,12 +40,12 @@ def changes_results(name: str) -> bool:
 
 
 def deciding(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that makes a run another, by names such as `split.alpha`; None where there is not even a default."""
+    """All values that decide a run, by names such as `split.alpha`; None for what is neither set nor has a default."""
     return {key: value for key, (value, _) in _entries(table, Effect.RECORD).items()}
 
 
 def decisive(table: Mapping[str, Any]) -> dict[str, Any]:
-    """What makes a run another and is not as it is by default, in its sections. Names of run folders are made of it."""
+    """The values that decide a run and are not the defaults, by section. Names of run folders are made of them."""
     found: dict[str, Any] = {}
     for key, (value, usual) in _entries(table, Effect.RECORD).items():
         part, _, name = key.rpartition(".")
@@ -51,7 +55,10 @@ def decisive(table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
-    """Why one run cannot go on as another, in words; of another method, split or data set only what it is."""
+    """Why a run with our settings cannot go on with theirs, in words.
+
+    Where the method, the split or the data set is another one, only that is said, and nothing of its options.
+    """
     runs = [_entries(ours, Effect.COURSE), _entries(theirs, Effect.COURSE)]
     found = []
     for key in sorted({*runs[0], *runs[1]}):
@@ -64,16 +71,16 @@ def differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]
 
 
 def world_of(table: Mapping[str, Any]) -> Hashable:
-    """Equal for runs with the same clients, data, net and seed, so that clients can be compared."""
+    """A key that is equal for runs with the same clients, data, net and seed: their clients can be compared."""
     world = {name: part for name, part in table.items() if name not in ("method", "scoring", "computing")}
     return _hashable({key: value for key, (value, usual) in _entries(world).items() if value != usual})
 
 
 def names_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What to call runs with these settings: the method, and whatever sets a run apart from others but for its seed.
+    """What to call runs with these settings: the method, and the options in which a run differs from others.
 
-    An option sets runs apart that have it, or could have: `mu` does not set FedProx apart from FedAvg, nor do two
-    methods' own defaults set these apart.
+    The seed is not named. An option counts only between runs that could both have it: `mu` does not tell FedProx from
+    FedAvg, and two methods with different defaults are not told apart by these.
     """
     runs = [_entries(table) for table in settings]
     chosen = {key: {_choice(key, run) for run in runs} for key in {key for run in runs for key in run}}
@@ -87,20 +94,20 @@ def names_apart(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _choice(key: str, run: Mapping[str, tuple[Any, Any]]) -> tuple[Any, Hashable, bool]:
-    """What a run has an option of (its method, split or data set), the value, and if that is a method's own default."""
+    """Of a run's option: the method, split or data set that has it, its value, and if that is a method's default."""
     part, (value, usual) = key.rpartition(".")[0], run.get(key, _UNSET)
     return run.get(f"{part}.name", _UNSET)[0], _hashable(value), part == "method" and value == usual
 
 
 def _apart(one: tuple[Any, Hashable, bool], other: tuple[Any, Hashable, bool]) -> bool:
-    """Whether a run has chosen a value that another could have chosen too, and has not."""
+    """Whether one run has a value that the other could have too, but does not have."""
     (kind, value, own), (its_kind, its_value, its_own) = one, other
     possible = kind == its_kind or (its_value is not None and not (own and its_own))
     return value is not None and value != its_value and possible
 
 
 def _entries(table: Mapping[str, Any], least: Effect = Effect.RESULTS) -> dict[str, tuple[Any, Any]]:
-    """Values and defaults of everything that has at least this effect, by names such as `split.alpha`."""
+    """The value and the default of every entry with at least this effect, by names such as `split.alpha`."""
     sections = {name: section for name, section in table.items() if isinstance(section, Mapping)}
     if "split" in sections:  # a simulation has all of these, but what is stored of it may be older
         sections |= {name: {} for name in SECTIONS if name not in sections}

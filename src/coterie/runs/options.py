@@ -51,21 +51,21 @@ SECTIONS = {
 """The options of every section of the settings that one class declares."""
 
 DEFAULTS = {"data": "digits", "split": "dirichlet", "method": None}
-"""What is used if nobody says; there is no method by default."""
+"""The name in each section that is used if none is given; there is no method by default."""
 
 TOP = ("data", "split", "split_seed", "net", "seed", "arrivals")
-"""What does not belong to any part."""
+"""Options that stand for a whole section, or above all sections, and so belong to none."""
 
 _COMMON = {
     "data": tuple(option for option in GENERAL if option.name in ("data_dir", "limit", "hold_out")),
     "split": options(SplitRule),
     "method": declaration("coterie.server.method", "Method").options,
 }
-"""What all data sets, all splits and all methods can be told."""
+"""The options that all data sets, all splits and all methods have."""
 
 
 def data_options(data: str) -> tuple[Option, ...]:
-    """What only this data set can be told. What its draws depend on is left out: that is the run's seed."""
+    """The options that only this data set has, without its `seed`, which is the seed of the run."""
     if data not in sources:
         return (Option("size", int, None, "Side in pixels to which the images of an own folder are scaled."),)
     return tuple(option for option in sources.options(data) if option.name != "seed")
@@ -108,7 +108,7 @@ def table_of(
 def owners(
     data: str | None = None, split: str | None = None, method: str | None = None
 ) -> dict[str, dict[str, Option]]:
-    """The options of every part that has some, those that a plain name means first."""
+    """The options of each part, by name. A name without a part means the first part that has such an option."""
     known: dict[str, Iterable[Option]] = dict(SECTIONS)
     if split is not None:
         known["split"] = split_rules.options(split)
@@ -125,7 +125,11 @@ def routed(
     apart: Collection[str] = (),
     elsewhere: Collection[str] = (),
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Which part gets which option. Names in `apart` are no part's; those in `elsewhere` may be somebody else's."""
+    """The given options by the part that they belong to, and notes about names that several parts have.
+
+    Names in `apart` are passed over, as they belong to no part. Names in `elsewhere` are options of other methods: they
+    are passed over too where no part has them.
+    """
     parts: dict[str, dict[str, Any]] = {part: {} for part in known}
     notes = []
     for name, value in given.items():

@@ -81,11 +81,11 @@ class World:
         return Federation(engine, self.seed, self.arrivals, self.population.groups)
 
     def engine(self, beside: Simulation | None = None) -> Simulation:
-        """An engine for the clients, beside another of the same samples and net, if there is one."""
+        """An engine for the clients. It shares what it can with the engine `beside`, of the same samples and net."""
         return Simulation(self.population, self.net_name, self.computing, beside)
 
     def beside(self, other: "World") -> "World":
-        """The same world with the data that another one has read, where it is the same."""
+        """A copy of this world that takes over the data of another one, where both have the same data."""
         made = replace(self)
         same = (self.data, self.data_options, self.labels) == (other.data, other.data_options, other.labels)
         if same and (self._world_seed == other._world_seed or not self._draws_samples):
@@ -100,11 +100,11 @@ class World:
         return "limit" in self.data_options or "hold_out" in self.data_options or hasattr(sources[self.data], "seed")
 
     def reseeded(self, seed: int) -> "World":
-        """The same with another seed, which may pick other classes where the data set picks some."""
+        """This world with another seed; its labels are dropped, as the seed may decide which classes are picked."""
         return self if seed == self.seed else replace(self, seed=seed, labels=())
 
     def resolved(self) -> "World":
-        """The same with everything spelled out: net and labels, and files by their full paths."""
+        """This world with its net and its labels named, and with full paths to its files."""
         places = {name: _full(value) for name, value in self.data_options.items() if name == "data_dir"}
         paths = [option.name for option in options(type(self.split)) if Path in get_args(option.type)]
         named = {name: getattr(self.split, name) for name in paths}
@@ -154,7 +154,7 @@ class Settings:
 
     @classmethod
     def complete(cls, content: Mapping[str, Any], notes: Iterable[str] = ()) -> "tuple[Settings, list[str]]":
-        """Settings from a table, with what the server must hold for the method: a note more says so."""
+        """Settings from a table. If the method needs samples at the server, they are set, and a note says so."""
         made = cls.from_table(content)
         wanted = made.method.server_samples
         if not wanted or "server_samples" in section_of(content, "division"):
@@ -163,12 +163,12 @@ class Settings:
         return made.with_server_samples(wanted), [*notes, told]
 
     def with_server_samples(self, count: int) -> "Settings":
-        """The same with so many samples that the server holds."""
+        """These settings, with `count` samples that the server holds."""
         division = replace(self.world.division, server_samples=count)
         return replace(self, world=replace(self.world, division=division))
 
     def resolved(self) -> "Settings":
-        """The same with everything spelled out, so that a file of it gives the same run anywhere on this machine."""
+        """These settings with everything spelled out: read from a file, they give the same run in any folder."""
         return replace(self, world=self.world.resolved())
 
     def table(self) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def check_format(content: Mapping[str, Any]) -> None:
 
 
 def default_net(data: str, dataset: Dataset) -> str:
-    """A net that suits the data: the catalogue's, or by the shape of own data."""
+    """A net that suits the data: the one that a known data set names, or one for the shape of the user's own data."""
     if data in sources:
         return sources[data].net
     if len(dataset.shape) != 3:
@@ -329,7 +329,7 @@ def _some(labels: tuple[str, ...]) -> str:
 
 
 def as_toml(content: Mapping[str, Any]) -> dict[str, Any]:
-    """The same in the types of TOML, without what is not set: TOML has no word for nothing."""
+    """A table in the types of TOML. Entries that are None are left out, as TOML cannot express them."""
     kept = {}
     for name, value in content.items():
         if isinstance(value, np.ndarray | np.generic):

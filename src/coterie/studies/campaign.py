@@ -1,7 +1,10 @@
 """Carrying out studies: which runs are needed, which are there, and doing the rest.
 
 Every run has a folder whose name says what decides its outcome, so that studies share runs, several processes and
-machines can work on one study, and whatever was interrupted goes on where it stopped.
+machines can work on one study, and whatever was interrupted goes on where it stopped. A run folder is locked while
+somebody is at work in it. A run counts as finished if its summary and all of its rounds are there, and then keeps no
+checkpoint. Measures are done first, one after another, then runs in batches with the same data, net and way of
+computing.
 """
 
 import json
@@ -17,12 +20,12 @@ import tomli_w
 
 from coterie.core.errors import CoterieError
 from coterie.core.files import write_whole
-from coterie.runs.batch import Batch
+from coterie.runs.batch import RunBatch
 from coterie.runs.folder import BusyError, FinishedError, StoredRun, is_finished
 from coterie.runs.identity import changes_results
 from coterie.runs.settings import Settings, World, read_table
 from coterie.server.fitting import Checkpoint, Observer, Record, Result
-from coterie.studies.study import Measuring, Place, Study, Task
+from coterie.studies.study import Measuring, Place, Study, StudyTask
 
 log = logging.getLogger("coterie")
 
@@ -31,11 +34,11 @@ _CLIENTS_AT_ONCE = 640
 until the first runs of a large study have ended; other bounds were not tried."""
 
 _CLIENTS_UNKNOWN = 100
-"""How many clients a split counts for that tells only with its data how many it has."""
+"""How many clients are assumed for a split that only knows from its data how many it makes."""
 
 
 class _TimeUpError(BaseException):
-    """There is no time left: no error of a run, so that nothing takes it for one."""
+    """There is no time left. It is no `Exception`, so that nothing takes it for an error of a run."""
 
 
 @dataclass
@@ -46,16 +49,16 @@ class Outcome:
     """Runs that were finished in it."""
     failed: dict[str, str] = field(default_factory=dict)
     """Runs that failed, and why."""
-    elsewhere: list[Task] = field(default_factory=list)
-    """Runs that another process was at work on."""
+    elsewhere: list[StudyTask] = field(default_factory=list)
+    """Runs that another process was working on."""
     busy: int = 0
-    """How many of them it had not finished when this was over."""
+    """How many of these were still not finished when the campaign ended."""
     time_up: bool = False
 
 
 @dataclass(frozen=True)
 class Results:
-    """What there is for a study."""
+    """The finished runs of a study, and the places that it leaves out."""
 
     study: Study
     seeds: int
@@ -74,24 +77,24 @@ class Campaign:
     """Runs of studies in one folder."""
 
     def __init__(self, out: Path, given: Mapping[str, Any] | None = None) -> None:
-        """`given` are options that count more than what the studies say."""
+        """`given` are options that replace those of the studies."""
         self.out, self._given = out, dict(given or {})
 
-    def tasks(self, study: Study, seeds: int | None = None, only: str | None = None) -> list[Task]:
+    def tasks(self, study: Study, seeds: int | None = None, only: str | None = None) -> list[StudyTask]:
         """The runs of a study, all methods of a seed before the next seed, so that what is there can be compared."""
         cells = [cell for cell in study.cells(only) if not cell.skip]
         return [cell.task(seed, self._given, study.methods) for seed in range(seeds or study.seeds) for cell in cells]
 
-    def folder(self, task: Task) -> Path:
+    def folder(self, task: StudyTask) -> Path:
         """Where a run is or will be."""
         return self.out / "runs" / task.name
 
-    def pending(self, tasks: Iterable[Task]) -> list[Task]:
-        """Those that are not finished yet, each once."""
+    def pending(self, tasks: Iterable[StudyTask]) -> list[StudyTask]:
+        """The tasks whose runs are not finished yet; tasks with the same run folder count once."""
         distinct = {task.name: task for task in tasks}
         return [task for task in distinct.values() if not self._finished(task)]
 
-    def _finished(self, task: Task) -> bool:
+    def _finished(self, task: StudyTask) -> bool:
         folder = self.folder(task)
         if not (folder / "summary.json").is_file() or not is_finished(folder):
             return False
@@ -101,7 +104,7 @@ class Campaign:
             return False
 
     def results(self, study: Study, seeds: int | None = None, only: str | None = None) -> Results:
-        """What there is for a study."""
+        """The finished runs of a study."""
         runs: dict[Place, list[StoredRun]] = {}
         skipped = {}
         for cell in study.cells(only):
@@ -113,8 +116,8 @@ class Campaign:
         scaled = study.scaled({name: value for name, value in self._given.items() if changes_results(name)})
         return Results(scaled, seeds or study.seeds, runs, skipped)
 
-    def _stored(self, task: Task) -> StoredRun | None:
-        """A finished run."""
+    def _stored(self, task: StudyTask) -> StoredRun | None:
+        """The run of a task if it is finished; one that is damaged or has other settings counts as not run."""
         folder = self.folder(task)
         try:
             if self._finished(task):
@@ -128,11 +131,11 @@ class Campaign:
 
     def carry_out(
         self,
-        tasks: Iterable[Task],
+        tasks: Iterable[StudyTask],
         seconds: float | None = None,
-        watch: "Callable[[Task], Sequence[Observer]]" = lambda task: (),
+        watch: "Callable[[StudyTask], Sequence[Observer]]" = lambda task: (),
     ) -> Outcome:
-        """Do what is not done yet, for so many seconds at most. What fails does not keep the rest from being done."""
+        """Run what is not finished yet, for at most `seconds`. A run that fails does not stop the others."""
         until = None if seconds is None else time.monotonic() + seconds
         outcome = Outcome()
         pending = self.pending(tasks)
@@ -152,8 +155,8 @@ class Campaign:
         outcome.busy = len(self.pending(outcome.elsewhere))
         return outcome
 
-    def _measure(self, task: Task, before: World | None, outcome: Outcome) -> World | None:
-        """Measure in the task's world, and give that back: the next one takes over its data where they are the same."""
+    def _measure(self, task: StudyTask, before: World | None, outcome: Outcome) -> World | None:
+        """Measure in the task's world, and return this world: the next one takes over its data if they are the same."""
         assert isinstance(task.settings, Measuring)
         try:
             # A copy, so that the task does not keep the clients: there may be many tasks.
@@ -172,12 +175,16 @@ class Campaign:
         return world
 
     def _run(
-        self, tasks: Sequence[Task], until: float | None, watch: Callable[[Task], Sequence[Observer]], outcome: Outcome
+        self,
+        tasks: Sequence[StudyTask],
+        until: float | None,
+        watch: Callable[[StudyTask], Sequence[Observer]],
+        outcome: Outcome,
     ) -> None:
         named = {task.name: task for task in tasks}
 
-        def task_of(settings: Settings) -> Task:
-            return named[Task(settings).name]
+        def task_of(settings: Settings) -> StudyTask:
+            return named[StudyTask(settings).name]
 
         def failed(settings: Settings, error: Exception) -> None:
             if isinstance(error, BusyError):
@@ -188,8 +195,8 @@ class Campaign:
         if not tasks:
             return
         try:
-            batch = Batch([task.settings for task in tasks if isinstance(task.settings, Settings)], failed=failed)
-        except CoterieError as error:  # data that they share
+            batch = RunBatch([task.settings for task in tasks if isinstance(task.settings, Settings)], failed=failed)
+        except CoterieError as error:  # an error in the data that all of them need
             outcome.failed |= {task.name: str(error) for task in tasks}
             return
         batch.run(
@@ -202,7 +209,7 @@ class Campaign:
 
 @dataclass(frozen=True)
 class _Clock:
-    """Ends runs when there is no time left, and counts those that have come to their own end."""
+    """Stops runs when there is no time left, and counts the runs that finished."""
 
     until: float | None
     outcome: Outcome
@@ -215,7 +222,7 @@ class _Clock:
 
 
 def _told(error: Exception) -> str:
-    """What went wrong; of what was not foreseen, as in a method of the user's own, also where."""
+    """The message of an error; for one that is not ours, as from a user's method, also its type and its place."""
     if isinstance(error, CoterieError):
         return str(error)
     place = traceback.extract_tb(error.__traceback__)[-1]
@@ -227,15 +234,15 @@ def _check_time(until: float | None) -> None:
         raise _TimeUpError
 
 
-def _batches(tasks: Sequence[Task]) -> Iterator[list[Task]]:
+def _batches(tasks: Sequence[StudyTask]) -> Iterator[list[StudyTask]]:
     """Runs that share data, net and way of computing, as many as are worth computing at once, in order."""
-    kinds: dict[Hashable, list[Task]] = {}
+    kinds: dict[Hashable, list[StudyTask]] = {}
     for task in tasks:
         world = task.settings.world
         same = world.data, tuple(sorted(world.data_options.items())), world.net, world.computing
         kinds.setdefault(same, []).append(task)
     for alike in kinds.values():
-        batch: list[Task] = []
+        batch: list[StudyTask] = []
         clients = 0.0
         for task in alike:
             assert isinstance(task.settings, Settings)

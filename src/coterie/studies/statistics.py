@@ -22,8 +22,8 @@ from coterie.runs.folder import StoredRun
 from coterie.studies.measures import measures
 
 Peers = Mapping[str, StoredRun | None]
-"""The runs with the same seed that a run is compared with, itself among them, by what they are called in the study;
-nothing where there is none with this seed yet."""
+"""The runs with the same seed that a run is compared with, and the run itself, by their names in the study; None for
+a method that has no run with this seed yet."""
 
 RoundKey = NewType("RoundKey", str)
 ClientKey = NewType("ClientKey", str)
@@ -65,7 +65,7 @@ _MEANS_OVER_CLIENTS = {
 
 @dataclass(frozen=True)
 class Statistic:
-    """A figure of a run, by name: called with a run, and with the runs beside it where it depends on them."""
+    """A figure of a run, by name. It is called with a run and, if it depends on them, with the runs beside it."""
 
     text: str
     """As it stands in the study."""
@@ -100,7 +100,7 @@ class Statistic:
 
     @property
     def at_equal_steps(self) -> "Statistic | None":
-        """The same where no method has taken more local steps than another, if this is a figure of the last round."""
+        """For a figure of the last round, the same figure where no method has taken more local steps than another."""
         if self.name == "key" and self.arguments[0] in ROUND_KEYS:
             return statistic(f"equal_steps({self.arguments[0]})")
         return None
@@ -111,8 +111,8 @@ class Counted(NamedTuple):
 
     value: float
     resolution: float
-    """What came since the evaluation before, as it may have been reached at any time since then. 0 if there was no
-    round between the two."""
+    """How much was counted since the evaluation before: the target may have been reached at any time between the two.
+    0 if there was no round between them."""
 
 
 _NEVER = Counted(inf, 0.0)
@@ -197,15 +197,14 @@ def _argument(text: str, name: str, kind: Any, said: str) -> Any:
 
 
 def _number(value: Any) -> float | None:
-    """A figure as it can be averaged; text, nothing and what is not finite are no figures."""
+    """A number that can be averaged; None for text, None, infinity and not-a-number."""
     if isinstance(value, bool | int | float | np.number) and isfinite(value):
         return float(value)
     return None
 
 
-def _value(record: Mapping[str, Any] | None, key: str) -> float | None:
-    if record is None:
-        return None
+def figure_of(record: Mapping[str, Any], key: str) -> float | None:
+    """The figure of this name in a record of a round, a client or a summary; None if it is not there, or no number."""
     if key == "bytes":
         parts = [_number(record.get(f"bytes_{direction}")) for direction in ("up", "down", "peer")]
         return None if any(part is None for part in parts) else float(sum(part for part in parts if part is not None))
@@ -214,7 +213,7 @@ def _value(record: Mapping[str, Any] | None, key: str) -> float | None:
 
 def _course(run: StoredRun, key: str) -> list[tuple[int, float]]:
     """The evaluated rounds in which there is a figure, and the figure."""
-    found = ((record["round"], _value(record, key)) for record in run.rounds)
+    found = ((record["round"], figure_of(record, key)) for record in run.rounds)
     return [(number, value) for number, value in found if value is not None]
 
 
@@ -225,7 +224,7 @@ def _key(run: StoredRun, key: str) -> float | None:
     record: Any = run.summary
     for part in parts[:-1]:
         record = record.get(part) if isinstance(record, Mapping) else None
-    return _value(record, parts[-1]) if isinstance(record, Mapping) else None
+    return figure_of(record, parts[-1]) if isinstance(record, Mapping) else None
 
 
 @_function("window")
@@ -303,7 +302,7 @@ def _megabits_to(run: StoredRun, key: RoundKey, target: float) -> Counted | None
 @_function("client")
 def _client(run: StoredRun, name: str, key: ClientKey) -> float | None:
     """The figure of one client."""
-    return next((_value(record, key) for record in run.clients if record["client"] == name), None)
+    return next((figure_of(record, key) for record in run.clients if record["client"] == name), None)
 
 
 @_function("clients_mean")
@@ -315,7 +314,7 @@ def _clients_mean(run: StoredRun, key: ClientKey) -> float | None:
 
 @_function("clients_std")
 def _clients_std(run: StoredRun, key: ClientKey) -> float | None:
-    """The deviation over clients, who are all there are and no sample."""
+    """The deviation over clients. They are all that there are, so it is not the deviation of a sample."""
     values = _of_clients(run, key).values()
     return float(np.std([*values])) if values else None
 
@@ -344,7 +343,7 @@ def _equal_steps(run: StoredRun, peers: Peers, key: RoundKey) -> float | None:
 
 
 def _of_clients(run: StoredRun, key: str) -> dict[str, float]:
-    found = {record["client"]: _value(record, key) for record in run.clients}
+    found = {record["client"]: figure_of(record, key) for record in run.clients}
     return {name: value for name, value in found.items() if value is not None}
 
 
@@ -404,9 +403,9 @@ class Estimate:
 def estimate(
     what: Statistic, runs: Iterable[StoredRun], among: Mapping[str, Iterable[StoredRun]] | None = None
 ) -> Estimate:
-    """A statistic over the seeds of runs, of which those `among` whom it is taken are others by name.
+    """A statistic over the seeds of runs; `among` has the runs that it may be compared with, by the names of methods.
 
-    A seed counts once, as it is the same run. Who has no run that trains, such as a measure, is nobody's peer.
+    Of several runs with one seed the last counts, as they are the same run. Measures do not train, and are no peers.
     """
     beside = {name: {_seed(run): run for run in others if run.rounds} for name, others in (among or {}).items()}
     values, found, never, without, resolutions = {}, [], [], [], []

@@ -8,7 +8,7 @@ import importlib
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -86,7 +86,7 @@ class FigureSpec:
 
 @dataclass(frozen=True)
 class Exemption:
-    """Cells that need other options, or are left out."""
+    """Cells that have other options than their axes say, or are left out."""
 
     where: Mapping[str, str]
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Exemption:
 
 @dataclass(frozen=True)
 class Measuring:
-    """A measure in a world: what a run's settings are to a method."""
+    """A measure in a world, as `Settings` are a method in a world."""
 
     measure: Measure
     world: World
@@ -109,7 +109,7 @@ class Measuring:
 
 
 @dataclass(frozen=True)
-class Task:
+class StudyTask:
     """One run of a study: what it is, and what it is called."""
 
     settings: Settings | Measuring
@@ -128,13 +128,13 @@ class Task:
         return f"{self.what}-{Path(world.data).stem}-{world.split.name}-seed{world.seed}-{digest}"
 
     def decisive(self) -> dict[str, Any]:
-        """What decides the outcome and is not as it is by default: an option that is added later changes no name."""
+        """The options that decide the outcome and are not the defaults: one that is added later changes no name."""
         return decisive(self.settings.table())
 
     def agrees(self, stored: Mapping[str, Any]) -> bool:
-        """Whether a stored run has the same settings as far as they decide the outcome.
+        """Whether a stored run has the same settings, as far as they decide the outcome.
 
-        Its name says so, unless something is by default other than it was when it was run.
+        Runs with the same name do, unless a default has changed since the stored one was run.
         """
         mine, its = deciding(self.settings.table()), deciding(stored)
         # A run stores its net, and data and files with full paths, which are others on another machine.
@@ -164,8 +164,8 @@ class Cell:
         """The place in one line."""
         return "/".join(self.labels)
 
-    def task(self, seed: int, given: Mapping[str, Any] | None = None, others: Iterable[str] = ()) -> Task:
-        """The run with this seed; what is `given` counts more than what the study says.
+    def task(self, seed: int, given: Mapping[str, Any] | None = None, others: Iterable[str] = ()) -> StudyTask:
+        """The run with this seed; options that are `given` replace those of the study.
 
         `others` are the study's other methods: an option that only they have is not for this one.
         """
@@ -173,11 +173,11 @@ class Cell:
         told["seed"] = told.get("seed", 0) + seed
         method, measure = told.pop("method", None), told.pop("measure", None)
         if measure is None:
-            return Task(Settings.of(told, method, others=others)[0])
+            return StudyTask(Settings.of(told, method, others=others)[0])
         own = {option.name for option in measures.options(measure)}
         rest = {name: value for name, value in told.items() if name not in own}
         world = Settings.of(rest, "local", others=others)[0].world
-        return Task(Measuring(measures.make(measure, **{k: told[k] for k in told if k in own}), world))
+        return StudyTask(Measuring(measures.make(measure, **{k: told[k] for k in told if k in own}), world))
 
 
 @dataclass(frozen=True)
@@ -286,14 +286,14 @@ class Study:
         return SettingsError(f"only={only!r}: no cell of {self.name} fits; there are {entries}")
 
     def scaled(self, given: Mapping[str, Any]) -> "Study":
-        """The same where runs are made with other options than the study's, and tables say so."""
+        """This study, whose tables say that runs were made with the given options instead of its own."""
         if not given:
             return self
         how = "with " + ", ".join(f"{name}={value}" for name, value in given.items())
         return replace(self, tables=tuple(replace(table, scaled={"*": how, **table.scaled}) for table in self.tables))
 
     def check(self) -> None:
-        """Refuse what cannot be run or shown, before anything is."""
+        """Refuse a study with something in it that cannot be run or shown, before anything is run."""
         if self.seeds < 1:
             raise SettingsError(f"seeds={self.seeds}: at least 1")
         if "method" not in self.axes:
@@ -306,16 +306,15 @@ class Study:
         for label in (*self.own, *self.variants):
             if label not in self.axes["method"]:
                 raise unknown("entry of axes.method in own or variants", label, self.axes["method"])
-        for number, exception in enumerate(self.exceptions):
-            with _inside(_called("exceptions", number)):
-                self._check_where(exception.where)
+        self._check_each("exceptions", lambda exception: self._check_where(exception.where))
         self._check_cells()
-        for number, table in enumerate(self.tables):
-            with _inside(_called("tables", number, table.title)):
-                self._check_table(table)
-        for number, figure in enumerate(self.figures):
-            with _inside(_called("figures", number, figure.title)):
-                self._check_figure(figure)
+        self._check_each("tables", self._check_table)
+        self._check_each("figures", self._check_figure)
+
+    def _check_each(self, part: str, check: Callable[[Any], None]) -> None:
+        for number, one in enumerate(getattr(self, part)):
+            with _inside(_called(part, number, getattr(one, "title", None))):
+                check(one)
 
     def _check_cells(self) -> None:
         cells = self.cells()
@@ -407,13 +406,14 @@ class Study:
 
 
 _KINDS = {option.name: option.type for option in GENERAL} | {"method": str, "measure": str}
-"""What no class declares, and of what kind it is: settings expect it to be right."""
+"""The types of options that no class declares; settings do not check these."""
 
 
 def matches(place: Mapping[str, str], wanted: Mapping[str, str], also: Mapping[str, str] | None = None) -> bool:
-    """Whether the label on every axis fits the pattern that is wanted there, whatever the case; `also` may fit too.
+    """Whether the label on every axis fits the pattern wanted there, upper or lower case alike.
 
-    A label fits itself, even if there are signs in it that mean something in patterns.
+    `also` has a second label for some axes, which may fit instead. A label always fits itself, even if it contains
+    signs such as `*` that patterns give a meaning.
     """
     return all(
         any(
@@ -426,7 +426,7 @@ def matches(place: Mapping[str, str], wanted: Mapping[str, str], also: Mapping[s
 
 
 def fitting(axes: Mapping[str, Iterable[str]], wanted: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The entries of every axis that fit the pattern that is wanted there; where nothing is, all of them."""
+    """The entries of every axis that fit the pattern wanted there; all entries of an axis without a pattern."""
     return {
         axis: tuple(label for label in entries if axis not in wanted or matches({axis: label}, {axis: wanted[axis]}))
         for axis, entries in axes.items()
@@ -458,7 +458,7 @@ def _called(part: str, number: int, title: Any = None) -> str:
 
 @contextmanager
 def _inside(where: str) -> Iterator[None]:
-    """Say of every error where in the study it was made."""
+    """Put in front of the message of every error where in the study it is."""
     try:
         yield
     except CoterieError as error:

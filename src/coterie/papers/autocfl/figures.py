@@ -20,6 +20,7 @@ class LossVariance(Plot):
     """The variance of clients' cumulative losses over rounds, by which AutoCFL judges how far they are from another."""
 
     caption = "By which AutoCFL judges how far clients are from another in their training."
+    heading = "Variance of cumulative losses"
 
     log: bool = False
     """Whether the variance is on a logarithmic axis."""
@@ -44,11 +45,6 @@ class LossVariance(Plot):
         if self.log:
             style.logarithmic(axes, "y")
         style.whole_numbers(axes.xaxis)
-
-    @property
-    def heading(self) -> str:
-        """What is shown."""
-        return "Variance of cumulative losses"
 
 
 @kind("losses")

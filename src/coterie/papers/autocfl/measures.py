@@ -76,9 +76,9 @@ class LocalModels(LocalTraining, Measure):
         """Train, and look at losses and distances."""
         fed = world.federation()
         try:
-            course = _Course()
+            reported = _Reported()
             scoring = Scoring(evaluate_every=self.rounds, views=("served", "last"), global_test=False)
-            result = self._method().fit(fed, scoring=scoring, observers=[course])
+            result = self._method().fit(fed, scoring=scoring, observers=[reported])
             replies = fed.run(last_model)
             pace = result.state.pace
             samples, there = replies.samples.numpy(), replies.clients
@@ -86,7 +86,7 @@ class LocalModels(LocalTraining, Measure):
             distance = evidence.weight_distance(replies.model, self.layer)
         finally:
             fed.close()
-        losses = np.stack(course.losses)[:, there]
+        losses = np.stack(reported.losses)[:, there]
         summary: Record = {name: result.summary[name] for name in ("accuracy_mean", "loss_mean")}
         summary |= {"local_loss_mean": float(losses[-1].mean()), "local_loss_std": float(losses[-1].std())}
         summary["stop_round"] = first_rise(pace.variances)
@@ -96,7 +96,7 @@ class LocalModels(LocalTraining, Measure):
             "true_groups": None if truth is None else truth.tolist(),
             "losses": losses.tolist(),
             "loss_variance": list(pace.variances),
-            "epochs": np.stack(course.epochs)[:, there].tolist(),
+            "epochs": np.stack(reported.epochs)[:, there].tolist(),
             "distance": distance.tolist(),
         }
         if truth is not None:
@@ -106,7 +106,7 @@ class LocalModels(LocalTraining, Measure):
         return summary, details
 
 
-class _Course:
+class _Reported:
     """Keeps what clients reported in each round."""
 
     def __init__(self) -> None:
@@ -119,7 +119,7 @@ class _Course:
         self.epochs.append(checkpoint.state.pace.epochs.numpy())
 
     def run_done(self, checkpoint: Checkpoint, result: Result) -> None:
-        """There is no more."""
+        """Nothing is left to keep at the end."""
 
 
 @program

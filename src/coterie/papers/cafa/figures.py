@@ -13,10 +13,11 @@ from coterie.runs.folder import StoredRun
 
 
 @kind("silhouette")
-class Silhouette(Plot):
+class SilhouetteCurves(Plot):
     """The mean silhouette of clients' labels for every number of clusters, by which CAFA chooses."""
 
     caption = "By which CAFA chooses the number of clusters: the higher, the better they are apart."
+    heading = "Silhouette by number of clusters"
 
     def content(self, runs: Runs) -> dict[str, list[dict[int, float]]]:
         """Silhouettes by name and seed, of each number of clusters."""
@@ -40,11 +41,6 @@ class Silhouette(Plot):
                 axes.plot(ks[best], mean[best], "o", color=style.look(number)["color"], **ring)
         axes.set(xlabel="clusters", ylabel="mean silhouette")
         style.whole_numbers(axes.xaxis)
-
-    @property
-    def heading(self) -> str:
-        """What is shown."""
-        return "Silhouette by number of clusters"
 
 
 def _silhouettes(run: StoredRun) -> dict[int, float]:

@@ -31,11 +31,8 @@ class Trust(Kind):
                 for axes, part in ((left, 1), (right, 2)):
                     values = np.stack([opinions[part][: min(len(o[0]) for o in found)] for opinions in found])
                     rounds = found[0][0][: values.shape[1]]
-                    mean = np.nanmean(values, axis=(0, 2))
-                    looks = style.look(number) | {"markevery": max(1, len(rounds) // 10)}
-                    axes.plot(rounds, mean, label=name, **looks)
                     ends = np.nanmin(values, axis=(0, 2)), np.nanmax(values, axis=(0, 2))
-                    axes.fill_between(rounds, *ends, color=looks["color"], alpha=0.15, linewidth=0)
+                    style.curve(axes, name, rounds, np.nanmean(values, axis=(0, 2)), number, ends)
             left.set(xlabel="round", ylabel="mean uncertainty of a client", title="How unsure clients are of others")
             right.set(xlabel="round", ylabel="clients in a list", title="How many they choose")
             for axes in (left, right):

@@ -1,6 +1,5 @@
 """Figures: good in print and on a screen, and safe for colour-blind eyes."""
 
-from coterie.report.figures.courses import curves_figure
 from coterie.report.figures.kinds import Kind, Plot, asked, draw, kinds
 from coterie.report.figures.records import NotRecordedError, Runs
 from coterie.report.figures.relations import split_figure
@@ -15,7 +14,6 @@ __all__ = [
     "Runs",
     "asked",
     "clients_figure",
-    "curves_figure",
     "draw",
     "kinds",
     "run_figure",

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from coterie.core.errors import SettingsError, unknown
@@ -14,14 +13,9 @@ from coterie.report.figures import style
 from coterie.report.figures.kinds import Plot, kind
 from coterie.report.figures.records import NotRecordedError, Runs, named, scaled
 from coterie.report.tables import megabytes
-from coterie.studies.statistics import ROUND_KEYS, smooth
+from coterie.studies.statistics import ROUND_KEYS, figure_of, smooth
 
 Record = Mapping[str, Any]
-
-
-def curves_figure(runs: Mapping[str, Sequence[Sequence[Record]]], key: str = "accuracy_mean") -> Figure:
-    """Accuracy over rounds for each method, with the spread over its seeds."""
-    return Curves(key).picture(runs, "Accuracy over rounds")
 
 
 @kind("curves")
@@ -87,18 +81,11 @@ class Curves(Plot):
         rounds = np.array([record["round"] for record in cut[0]])
         places = np.mean([[_cost(record, self.over) for record in records] for records in cut], axis=0)
         values = self._values(cut, self.key, rounds)
-        mean = values.mean(axis=0)
-        every = max(1, len(rounds) // 10)
-        looks = style.look(number) | {"markevery": (number % every, every)}
-        axes.plot(places, mean, label=name, **looks)
+        ends = style.deviations(values) if self.band == "seeds" else None
         if self.band == "clients":
-            ends = [self._values(cut, self._end(end), rounds).mean(axis=0) for end in ("min", "max")]
-        elif self.band == "seeds" and len(seeds) > 1:
-            deviation = values.std(axis=0, ddof=1)
-            ends = [mean - deviation, mean + deviation]
-        else:
-            return
-        axes.fill_between(places, *ends, color=looks["color"], alpha=0.15, linewidth=0)
+            low, high = (self._values(cut, self._end(end), rounds).mean(axis=0) for end in ("min", "max"))
+            ends = low, high
+        style.curve(axes, name, places, values.mean(axis=0), number, ends, first_marker=number)
 
     def _end(self, end: str) -> str:
         """The key of the worst or the best client."""
@@ -134,9 +121,7 @@ def _has(records: Sequence[Record], key: str) -> bool:
 
 
 def _cost(record: Record, over: str) -> float:
-    if over == "bytes":
-        return float(sum(record[f"bytes_{direction}"] for direction in ("up", "down", "peer")))
-    found = record.get({"rounds": "round", "steps": "steps_mean", "seconds": "seconds"}[over])
+    found = figure_of(record, {"rounds": "round", "steps": "steps_mean"}.get(over, over))
     if found is None:
         raise NotRecordedError(f"curves over {over}: the rounds do not tell; draw them over rounds")
-    return float(found)
+    return found

@@ -1,4 +1,9 @@
-"""Kinds of figures by name, as studies ask for them."""
+"""Kinds of figures by name, as studies ask for them.
+
+Options of kinds are documented fields, so a study's file is checked before its runs are made. Figures read stored runs
+and nothing else; what no run has recorded is a `NotRecordedError`, by which pages know what to leave out. Kinds that
+draw into one pair of axes (`Plot`) can be the panels of one figure.
+"""
 
 import logging
 from abc import ABC, abstractmethod
@@ -54,7 +59,7 @@ class Plot(Kind):
 
     @abstractmethod
     def content(self, runs: Runs) -> Mapping[str, Any]:
-        """What is drawn, by name; a `NotRecordedError` if nothing is. There may be names without a run."""
+        """What is drawn, by name; a `NotRecordedError` if there is nothing to draw. Some names may have no run."""
 
     @abstractmethod
     def plot(self, axes: Axes, content: Mapping[str, Any], everywhere: Mapping[str, Sequence[Any]]) -> None:
@@ -66,10 +71,10 @@ class Plot(Kind):
     @property
     @abstractmethod
     def heading(self) -> str:
-        """The title of a figure that is not given one."""
+        """The title of a figure if the study gives it none."""
 
     def height(self, everywhere: Mapping[str, Sequence[Any]], small: bool) -> float | None:
-        """Inches that are needed, as a panel or else as a picture of its own; by default those that look well."""
+        """How high it has to be in inches, as a `small` panel or as a whole figure; None leaves it to the figure."""
         return None
 
     def add_legend(self, axes: Axes) -> None:
@@ -77,7 +82,7 @@ class Plot(Kind):
         style.legend(axes)
 
     def draw(self, runs: Runs, title: str = "") -> Figure:
-        """All in one pair of axes."""
+        """A figure of all runs in one pair of axes."""
         return self.picture(self.content(runs), title)
 
     def picture(self, content: Mapping[str, Any], title: str = "") -> Figure:

@@ -8,6 +8,7 @@ import numpy as np
 
 from coterie.core.errors import CoterieError
 from coterie.core.fields import at_least
+from coterie.report.words import FIGURES, FUNCTIONS
 from coterie.runs.folder import StoredRun
 from coterie.runs.identity import world_of
 from coterie.studies.statistics import statistic
@@ -24,53 +25,20 @@ class NotRecordedError(CoterieError):
 
 
 def one_of_each(runs: Runs, seed: int) -> dict[str, StoredRun]:
-    """For each name the run of this place among its seeds, or the last that there is."""
+    """For each name its run number `seed`, or its last one if it has fewer."""
     return {name: some[min(seed, len(some) - 1)] for name, some in runs.items() if some}
-
-
-_WORDS = {
-    "accuracy_mean": "mean accuracy of clients",
-    "accuracy_std": "deviation of accuracy over clients",
-    "accuracy_min": "accuracy of the worst client",
-    "accuracy_max": "accuracy of the best client",
-    "accuracy_worst_tenth": "accuracy of the worst tenth",
-    "accuracy_adapted_mean": "mean accuracy after local adaptation",
-    "accuracy_last_mean": "mean accuracy of last trained models",
-    "global_accuracy_mean": "accuracy on the global test set",
-    "validation_accuracy": "mean accuracy on validation data",
-    "loss_mean": "mean loss of clients",
-    "steps_mean": "local steps of a client",
-    "groups": "groups",
-    "ari": "adjusted Rand index",
-    "placed_right": "clients placed right",
-    "stable_since": "round since which groups are stable",
-    "bytes": "traffic in bytes",
-}
-
-
-_FUNCTIONS = {
-    "window": "{}, rounds {} to {}",
-    "best": "best {}",
-    "least": "lowest {}",
-    "at": "{}, round {}",
-    "equal_steps": "{}, at equal steps",
-    "rounds_to": "rounds to {1:.4g} of {0}",
-    "rounds_to_final": "rounds to what {1} ends with, {0}",
-    "bytes_to": "bytes to {1:.4g} of {0}",
-    "megabits_to": "megabits of a client to {1:.4g} of {0}",
-}
 
 
 def named(key: str) -> str:
     """What a figure of a run is called on an axis."""
     what = statistic(key)
     words = [_word(part) if isinstance(part, str) else part for part in what.arguments]
-    called = _FUNCTIONS[what.name].format(*words) if what.name in _FUNCTIONS else _word(key)
+    called = FUNCTIONS[what.name].format(*words) if what.name in FUNCTIONS else _word(key)
     return called + (", %" if is_share(key) else "")
 
 
 def _word(key: str) -> str:
-    return _WORDS.get(key, key.replace("_", " "))
+    return FIGURES.get(key, key.replace("_", " "))
 
 
 def is_share(key: str) -> bool:
@@ -95,14 +63,8 @@ def value(run: StoredRun, text: str, beside: Runs | None = None) -> float | None
     return statistic(text)(run, peers)
 
 
-def over_seeds(values: Sequence[float | None]) -> tuple[float, float]:
-    """Mean and deviation of a sample, of what was measured; not-a-number and 0 where there is too little for them."""
-    known = [one for one in values if one is not None]
-    return (float(np.mean(known)) if known else np.nan), (float(np.std(known, ddof=1)) if len(known) > 1 else 0.0)
-
-
 def setting(run: StoredRun, name: str) -> Any:
-    """What a run was told: `rate`, or `split.alpha` where several parts have such an option; nothing if nothing."""
+    """The value of an option of a run: `rate`, or `split.alpha` if several parts have it; None if it is not set."""
     part, _, option = name.rpartition(".")
     if part:
         return run.settings.get(part, {}).get(option)
@@ -128,16 +90,11 @@ def recorded(run: StoredRun, *names: str) -> list[tuple[int | None, Any]]:
 
 
 def latest(run: StoredRun, *names: str) -> Any:
-    """The newest of what is recorded; an error that says how to get it if nothing is."""
+    """What a run recorded last under one of these names; if nothing, an error that says how to record it."""
     lines = recorded(run, *names)
     if not lines:
         raise NotRecordedError(f"{run.path}: has no record of {' or '.join(names)}; run it with --insights")
     return lines[-1][1]
-
-
-def has(runs: Runs, *names: str) -> bool:
-    """Whether some run has recorded any of this."""
-    return any(recorded(run, *names) for some in runs.values() for run in some)
 
 
 def _details(run: StoredRun) -> dict[str, Any]:
@@ -146,7 +103,7 @@ def _details(run: StoredRun) -> dict[str, Any]:
 
 
 def clients_of(run: StoredRun, count: int) -> tuple[list[str], list[int | None]]:
-    """Names and true groups of a run's clients; numbers and no groups where it does not tell of so many."""
+    """Names and true groups of a run's clients; numbers and no groups if it does not name exactly `count` clients."""
     details = _details(run)
     names = details.get("clients") or [client["client"] for client in run.clients]
     groups = details.get("true_groups") or [client.get("true_group") for client in run.clients]
@@ -156,7 +113,7 @@ def clients_of(run: StoredRun, count: int) -> tuple[list[str], list[int | None]]
 
 
 def found_groups(run: StoredRun, count: int) -> list[int | None]:
-    """The groups that were found last, if the run tells."""
+    """The groups that the run found last; None for each of `count` clients if it has not recorded them."""
     groups = recorded(run, "clusters", "groups_found")
     last = groups[-1][1] if groups else run.groups[-1]["groups"] if run.groups else None
     last = next(iter(last.values()), None) if isinstance(last, Mapping) else last  # of several clusterings the first

@@ -7,6 +7,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from coterie.core.errors import SettingsError
 from coterie.core.fields import at_least
@@ -26,6 +27,9 @@ from coterie.report.figures.records import (
 from coterie.runs.folder import StoredRun
 
 Groups = Sequence[int | None]
+
+_UNKNOWN = "#dddddd"
+"""The colour of what is not known, in maps of numbers."""
 
 
 def split_figure(
@@ -111,6 +115,22 @@ def _alike(one: np.ndarray, other: np.ndarray) -> bool:
     return np.allclose(ours, theirs, atol=1e-5)
 
 
+def _client_map(
+    axes: Axes, matrix: np.ndarray, run: StoredRun, by: str, top: float, colours: str, lines: str = "#ffffff"
+) -> AxesImage:
+    """A map of numbers from 0 to `top` for every pair of clients, sorted by their true groups or those found."""
+    names, groups = clients_of(run, len(matrix))
+    if by != "true":
+        groups = found_groups(run, len(matrix)) if by == "found" else [None] * len(matrix)
+    order = _order(groups)
+    known = matplotlib.colormaps[colours].with_extremes(bad=_UNKNOWN)
+    image = axes.imshow(matrix[np.ix_(order, order)], cmap=known, vmin=0.0, vmax=top, interpolation="none")
+    axes.grid(visible=False)
+    style.mark_groups(axes, [groups[client] for client in order], both=True, color=lines)
+    style.name_clients(axes, [names[client] for client in order], most=12, both=True)
+    return image
+
+
 @kind("matrix")
 class Matrix(Kind):
     """How far clients are from each other, or how alike, as a map with clients in the order of their groups."""
@@ -146,19 +166,9 @@ class Matrix(Kind):
         highest = max(float(np.nanmax(matrix)) for _, matrix, _ in found.values())
         with matplotlib.rc_context(style.STYLE):
             for axes, (name, (what, matrix, run)) in zip(panels, found.items(), strict=True):
-                names, groups = clients_of(run, len(matrix))
-                if self.order != "true":
-                    groups = found_groups(run, len(matrix)) if self.order == "found" else [None] * len(matrix)
-                order = _order(groups)
                 top = 1.0 if what == "similarity" else highest if self.same_scale else float(np.nanmax(matrix))
-                image = style.heat(
-                    axes,
-                    matrix[np.ix_(order, order)],
-                    [names[client] for client in order],
-                    [groups[client] for client in order],
-                    limits=(0.0, top or 1.0),
-                    colours="viridis" if what == "similarity" else "viridis_r",
-                )
+                colours = "viridis" if what == "similarity" else "viridis_r"
+                image = _client_map(axes, matrix, run, self.order, top or 1.0, colours)
                 axes.set(xlabel="client", ylabel="client", title=_heading(axes, title, name, len(found)))
                 figure.colorbar(image, ax=axes, label=what, shrink=0.85)
             if title and len(found) > 1:
@@ -266,20 +276,8 @@ class Mixing(Kind):
             for row, (name, (run, course)) in enumerate(courses.items()):
                 for column, number in enumerate(wanted):
                     matrix = next((one for at, one in reversed(course) if at <= number), course[0][1])
-                    names, groups = clients_of(run, len(matrix))
-                    if self.order != "true":
-                        groups = found_groups(run, len(matrix)) if self.order == "found" else [None] * len(matrix)
-                    order = _order(groups)
                     panel = axes[row * len(wanted) + column]
-                    image = style.heat(
-                        panel,
-                        np.sqrt(matrix[np.ix_(order, order)]),
-                        [names[client] for client in order],
-                        [groups[client] for client in order],
-                        limits=(0.0, 1.0),
-                        colours="Blues",
-                        lines="#999999",
-                    )
+                    image = _client_map(panel, np.sqrt(matrix), run, self.order, 1.0, "Blues", lines="#999999")
                     lead = style.wrapped(name, 26) if column == 0 else ""
                     panel.set_title(f"{lead}\nround {number}")
                     last = row == len(courses) - 1

@@ -19,11 +19,11 @@ from coterie.report.figures.records import (
     gains,
     is_share,
     named,
-    over_seeds,
     scaled,
     setting,
     value,
 )
+from coterie.report.tables import over_seeds
 from coterie.runs.folder import StoredRun
 from coterie.runs.identity import world_of
 from coterie.studies.statistics import statistic
@@ -99,7 +99,7 @@ class Sweep(Plot):
             x, y = setting(run, self.x), value(run, self.value, beside)
             if x is not None and y is not None:
                 found.setdefault(x, []).append(float(scaled(self.value, y)))
-        return {x: over_seeds(values) for x, values in found.items()}
+        return {x: pair for x, values in found.items() if (pair := over_seeds(values))}
 
 
 @kind("bars")
@@ -116,8 +116,8 @@ class Bars(Plot):
 
     def content(self, runs: Runs) -> dict[str, tuple[float, float]]:
         """Mean and deviation over seeds by name."""
-        found = {name: over_seeds([value(run, self.value, runs) for run in some]) for name, some in runs.items()}
-        found = {name: pair for name, pair in found.items() if np.isfinite(pair[0])}
+        measured = {name: [value(run, self.value, runs) for run in some] for name, some in runs.items()}
+        found = {name: pair for name, values in measured.items() if (pair := over_seeds(values))}
         if not found:
             raise NotRecordedError(f"bars: no run has a figure {self.value!r}")
         return found
@@ -151,6 +151,9 @@ class Bars(Plot):
 class Spread(Plot):
     """The worst client, the mean and the best client of each cell, at the end."""
 
+    heading = "Over clients"
+    upright = False
+
     of: tuple[str, ...] = ("accuracy", "global_accuracy")
     """Which scores: on clients' own test data (`accuracy`), on the global test set (`global_accuracy`), or both."""
 
@@ -159,17 +162,15 @@ class Spread(Plot):
             if one not in _SPREAD:
                 raise SettingsError(f"of={one!r}: {' or '.join(_SPREAD)}")
 
-    upright = False
-
     def content(self, runs: Runs) -> dict[str, dict[str, list[float]]]:
         """The worst, the mean and the best in per cent, means over seeds, by name and score."""
         found: dict[str, dict[str, list[float]]] = {}
         for name, some in runs.items():
             for one in self.of:
                 keys = [f"{one}_{end}" for end in ("min", "mean", "max")]
-                ends = [over_seeds([value(run, key) for run in some])[0] for key in keys]
-                if np.isfinite(ends).all():
-                    found.setdefault(name, {})[one] = [float(end) for end in 100 * np.array(ends)]
+                ends = [pair[0] for key in keys if (pair := over_seeds([value(run, key) for run in some]))]
+                if len(ends) == len(keys):
+                    found.setdefault(name, {})[one] = [100 * end for end in ends]
         if not found:
             raise NotRecordedError(f"spread: no run has figures of {' or '.join(self.of)} over clients")
         return found
@@ -188,11 +189,6 @@ class Spread(Plot):
                 label = _SPREAD[one] if len(shown) > 1 else None
                 axes.plot(mean, places, markersize=6, label=label, **style.points(number))
         axes.set(xlabel="accuracy from the worst client to the best, %")
-
-    @property
-    def heading(self) -> str:
-        """What is shown."""
-        return "Over clients"
 
     def height(self, everywhere: Mapping[str, Sequence[Any]], small: bool) -> float:
         """By the number of rows, and of lines in each."""

@@ -14,7 +14,6 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 from matplotlib.legend import Legend
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
@@ -23,33 +22,15 @@ from matplotlib.transforms import Bbox
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#999999", "#000000")
 """Okabe and Ito's colours, which colour-blind people can tell apart, but grey for yellow, which paper swallows."""
 
-STYLE: dict[Any, Any] = {
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#e6e6e6",
-    "axes.titlesize": 11,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "font.size": 10,
-    "lines.markersize": 4,
-    "legend.frameon": False,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "coterie",  # the same figure is the same file
-    "text.parse_math": False,  # a dollar in the name of a label is a dollar
-    "figure.constrained_layout.use": True,
-}
 
-SMALL: dict[Any, Any] = STYLE | {
-    "font.size": 8,
-    "axes.titlesize": 8.5,
-    "axes.titlepad": 4,
-    "axes.linewidth": 0.6,
-    "lines.linewidth": 1.1,
-    "lines.markersize": 2.8,
-}
-"""The same for figures of many small panels, which are as wide as a page."""
+def _settings(name: str) -> dict[Any, Any]:
+    """Matplotlib's settings that a style sheet beside this module makes."""
+    return dict(matplotlib.rc_params_from_file(Path(__file__).with_name(name), use_default_template=False))
+
+
+STYLE = _settings("page.mplstyle")
+SMALL = STYLE | _settings("panels.mplstyle")
+"""For figures of many small panels, which are as wide as a page."""
 
 _MARKERS = "osD^vPX*"
 _DASHES = ("-", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
@@ -61,8 +42,6 @@ _LONG = 26
 """Letters of an entry that no legend has beside or inside axes: it would leave them no room."""
 _NARROWEST = 12
 """Letters of a line that no title is broken below."""
-_UNKNOWN = "#dddddd"
-"""The colour of what is not known, in maps of numbers."""
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -97,7 +76,7 @@ def extent(artist: Artist) -> Bbox:
 def figure(
     width: float, height: float, columns: int = 1, rows: int = 1, small: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """An empty figure of so many inches, and its axes row by row."""
+    """An empty figure of this size in inches, and its axes row by row."""
     with matplotlib.rc_context(SMALL if small else STYLE):
         made = Figure(figsize=(width, height), layout="constrained")
         axes = made.subplots(rows, columns, squeeze=False)
@@ -105,7 +84,7 @@ def figure(
 
 
 def panels(count: int, width: float = 3.6, height: float = 3.4, most: int = 3) -> tuple[Figure, list[Axes]]:
-    """A figure of so many panels of this size, with at most so many in a row."""
+    """A figure of `count` panels of this size, with at most `most` in a row."""
     columns = min(count, most)
     rows = -(-count // columns)
     made, axes = figure(width * columns, height * rows, columns, rows)
@@ -126,13 +105,33 @@ def look(number: int) -> dict[str, Any]:
     return points(number) | {"linestyle": _DASHES[place % len(_DASHES)]}
 
 
+def curve(
+    axes: Axes,
+    name: str,
+    places: Sequence[float] | np.ndarray,
+    values: np.ndarray,
+    number: int,
+    ends: tuple[np.ndarray, np.ndarray] | None = None,
+    first_marker: int = 0,
+) -> None:
+    """A curve with about ten markers, and a pale area between the two `ends`, if these are given."""
+    every, looks = max(1, len(places) // 10), look(number)
+    axes.plot(places, values, label=name, markevery=(first_marker % every, every), **looks)
+    if ends is not None:
+        axes.fill_between(places, *ends, color=looks["color"], alpha=0.15, linewidth=0)
+
+
+def deviations(values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """A standard deviation below and above the mean of values [seed, place]; nothing if there is only one seed."""
+    if len(values) < 2:
+        return None
+    mean, deviation = values.mean(axis=0), values.std(axis=0, ddof=1)
+    return mean - deviation, mean + deviation
+
+
 def banded(axes: Axes, name: str, places: Sequence[float] | np.ndarray, values: np.ndarray, number: int) -> None:
-    """A curve of values [seed, place] with the standard deviation over seeds."""
-    mean, looks = values.mean(axis=0), look(number)
-    axes.plot(places, mean, label=name, markevery=max(1, len(places) // 10), **looks)
-    if len(values) > 1:
-        deviation = values.std(axis=0, ddof=1)
-        axes.fill_between(places, mean - deviation, mean + deviation, color=looks["color"], alpha=0.15, linewidth=0)
+    """A curve of the mean of values [seed, place], with the standard deviation over seeds."""
+    curve(axes, name, places, values.mean(axis=0), number, deviations(values))
 
 
 def handles(panels: Iterable[Axes]) -> dict[str, Artist]:
@@ -145,7 +144,7 @@ def handles(panels: Iterable[Axes]) -> dict[str, Artist]:
 
 
 def legend(axes: Axes, shown: Mapping[str, Artist] | None = None, most: int = 4) -> None:
-    """Inside the axes with at most so many entries, else beside them, where it hides no curves; long ones below."""
+    """A legend inside the axes, beside them if it has more than `most` entries, or below them if these are long."""
     shown = handles([axes]) if shown is None else shown
     if any(len(label) > _LONG for label in shown):
         _put_below(axes, shown)
@@ -182,7 +181,7 @@ def legend_rows(made: Figure, shown: Mapping[str, Artist], **told: Any) -> Legen
 
 
 def _make_room(axes: Axes, height: float) -> None:
-    """Make a figure higher until its axes have room for what is so many inches high."""
+    """Make a figure so high that its axes have room for something `height` inches high."""
     made, place = axes.figure, axes.get_subplotspec()
     assert isinstance(made, Figure)
     rows = 1 if place is None else place.get_gridspec().nrows
@@ -228,7 +227,7 @@ def wrapped(text: str, width: int = 26) -> str:
 
 
 def shortened(names: Sequence[str], most: int = 16) -> list[str]:
-    """Names of at most so many letters: long ones lack their middle, or an end if that tells more of them apart."""
+    """Names cut to `most` letters: in the middle, or at an end if that leaves more of them different."""
 
     def cut(name: str, start: int) -> str:
         rest = most - 1 - start
@@ -239,7 +238,7 @@ def shortened(names: Sequence[str], most: int = 16) -> list[str]:
 
 
 def name_clients(axes: Axes, names: Sequence[str], most: int, both: bool = False) -> None:
-    """Names below a row of clients, and if told beside a column: as many as there is room for, upright where long."""
+    """At most about `most` names of clients below the axes, upright if long, and with `both` also at the left."""
     shown = range(0, len(names), -(-len(names) // most))
     labels = shortened([names[place] for place in shown])
     upright = sum(len(label) + 1 for label in labels) > 4 * most
@@ -249,7 +248,7 @@ def name_clients(axes: Axes, names: Sequence[str], most: int, both: bool = False
 
 
 def mark_groups(axes: Axes, groups: Sequence[int | None], both: bool = False, color: str = "#999999") -> None:
-    """Lines between groups of clients in a row, and if told in a column."""
+    """Lines between groups of clients, across the axes and with `both` also along them."""
     for place in range(1, len(groups)):
         if groups[place] != groups[place - 1]:
             axes.axvline(place - 0.5, color=color, linewidth=0.8, linestyle=":")
@@ -271,22 +270,3 @@ def logarithmic(axes: Axes, which: Literal["x", "y"], text: Callable[[float], st
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
     axis.set_minor_formatter(NullFormatter())
-
-
-def heat(
-    axes: Axes,
-    matrix: np.ndarray,
-    names: Sequence[str],
-    groups: Sequence[int | None],
-    limits: tuple[float, float] | None = None,
-    colours: str = "viridis",
-    lines: str = "#ffffff",
-) -> AxesImage:
-    """A map of numbers for every pair of clients, in the order given, with lines between groups."""
-    known = matplotlib.colormaps[colours].with_extremes(bad=_UNKNOWN)
-    low, high = limits or (None, None)
-    image = axes.imshow(matrix, cmap=known, vmin=low, vmax=high, interpolation="none")
-    axes.grid(visible=False)
-    mark_groups(axes, groups, both=True, color=lines)
-    name_clients(axes, names, most=12, both=True)
-    return image
