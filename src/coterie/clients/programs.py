@@ -21,17 +21,6 @@ from coterie.core.records import stored_name
 from coterie.nets.stacks import Models
 from coterie.training.local import LocalTraining
 
-__all__ = [
-    "Program",
-    "choose",
-    "evaluate",
-    "label_histogram",
-    "predict",
-    "program",
-    "program_named",
-    "programs",
-    "train",
-]
 
 Outputs = Mapping[str, Value]
 """What a program gives, by name."""

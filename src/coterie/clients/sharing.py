@@ -26,7 +26,6 @@ from torch import Tensor
 
 from coterie.core.errors import CoterieError, SettingsError
 
-__all__ = ["LARGEST", "STEP", "Mode", "combine", "new_key", "split"]
 
 Mode = Literal["additive", "scalar"]
 

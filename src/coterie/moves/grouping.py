@@ -16,23 +16,6 @@ from torch import Tensor
 from coterie.core.arrays import as_array, as_counts, as_square
 from coterie.core.errors import CoterieError, SettingsError
 
-__all__ = [
-    "Grouping",
-    "OverlapError",
-    "Silhouette",
-    "Votes",
-    "best_fit",
-    "bipartition",
-    "by_key",
-    "dbscan",
-    "density",
-    "kmeans",
-    "kmeans_silhouette",
-    "largest_group",
-    "linkage",
-    "neighbourhoods",
-    "vote",
-]
 
 Noise = Literal["alone", "nearest", "out"]
 Linkage = Literal["single", "complete", "average", "ward"]

@@ -15,19 +15,6 @@ from coterie.core.errors import SettingsError
 from coterie.moves.grouping import Grouping
 from coterie.nets.stacks import Changes, Models, distances
 
-__all__ = [
-    "bounded",
-    "by_information",
-    "by_samples",
-    "cafa_weights",
-    "clipped",
-    "least_norm",
-    "mixture_shares",
-    "personal",
-    "responsibilities",
-    "uniform",
-]
-
 
 def by_samples(samples: Any, membership: Any = None) -> Tensor:
     """Weights in proportion to the clients' samples, [group, client]; without a membership all are one group.

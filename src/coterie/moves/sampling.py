@@ -8,8 +8,6 @@ from coterie.core.arrays import as_counts
 from coterie.core.errors import SettingsError
 from coterie.moves.grouping import Grouping, by_key
 
-__all__ = ["by_size", "chances_by_similarity", "chances_by_size", "cohort_size", "draw", "stratified", "uniform"]
-
 
 def cohort_size(participation: float, clients: int) -> int:
     """How many clients a share of them is: rounded down, but at least one."""

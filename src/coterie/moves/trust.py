@@ -19,20 +19,6 @@ from torch import Tensor
 from coterie.core.errors import SettingsError
 from coterie.core.randomness import generator
 
-__all__ = [
-    "NOTHING",
-    "OpinionCourse",
-    "consensus",
-    "course",
-    "discount",
-    "heard",
-    "meetings",
-    "met",
-    "opinion",
-    "summarised",
-    "trusted",
-    "uncertainty_threshold",
-]
 
 Store = Literal["persistent", "direct"]
 

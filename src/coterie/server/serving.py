@@ -10,8 +10,6 @@ from coterie.core.errors import CoterieError
 from coterie.nets.stacks import Models
 from coterie.training.local import LocalTraining
 
-__all__ = ["Served", "best_fit", "each", "kept", "mixture", "one"]
-
 
 @dataclass(frozen=True, eq=False)
 class Served:
