@@ -21,7 +21,6 @@ from coterie.core.records import stored_name
 from coterie.nets.stacks import Models
 from coterie.training.local import LocalTraining
 
-
 Outputs = Mapping[str, Value]
 """What a program gives, by name."""
 

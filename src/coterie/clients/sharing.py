@@ -26,7 +26,6 @@ from torch import Tensor
 
 from coterie.core.errors import CoterieError, SettingsError
 
-
 Mode = Literal["additive", "scalar"]
 
 STEP = 2.0**-32

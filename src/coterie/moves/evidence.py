@@ -17,7 +17,6 @@ from coterie.core.arrays import as_array
 from coterie.core.errors import SettingsError
 from coterie.nets.stacks import Changes, Models, cosines, distances
 
-
 _TIE = 1e-9
 """Shares that differ by less are equal: a third, computed in two ways, need not give the same number."""
 

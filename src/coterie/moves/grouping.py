@@ -16,7 +16,6 @@ from torch import Tensor
 from coterie.core.arrays import as_array, as_counts, as_square
 from coterie.core.errors import CoterieError, SettingsError
 
-
 Noise = Literal["alone", "nearest", "out"]
 Linkage = Literal["single", "complete", "average", "ward"]
 

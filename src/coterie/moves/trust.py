@@ -19,7 +19,6 @@ from torch import Tensor
 from coterie.core.errors import SettingsError
 from coterie.core.randomness import generator
 
-
 Store = Literal["persistent", "direct"]
 
 NOTHING = np.array([0.0, 0.0, 1.0])
