@@ -2,6 +2,7 @@
 
 import html.parser
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -796,6 +797,7 @@ def test_a_reader_who_has_enough_is_no_error(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         cwd=tmp_path,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},  # as users have it: what is printed may wait until the end
     )
     program.stdout.close()
     assert program.stderr.read() == b""

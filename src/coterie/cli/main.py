@@ -67,7 +67,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with _terminable():
-            _app(given)(given)
+            try:
+                _app(given)(given)
+            finally:
+                sys.stdout.flush()  # here a closed pipe can be told from an error; at Python's exit it cannot
     except (CoterieError, CycloptsError) as error:
         tell("error:", _message(error), errors, style="bold red")
         sys.exit(1 if isinstance(error, ProgramError) else 2)
