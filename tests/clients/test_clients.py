@@ -14,7 +14,7 @@ from coterie.engines.chunk import ClientHost
 from coterie.nets.stacks import Models
 from coterie.training.forms import FORMS, Loop, form_named
 from coterie.training.local import LocalTraining
-from coterie.training.loop import cross_entropy
+from coterie.training.loop import task_loss
 from support.worlds import NOBODY, close, linear, mlp, normed, resized, world
 
 LOCAL = LocalTraining(epochs=1, batch=4)
@@ -149,7 +149,7 @@ def test_every_step_of_every_client_has_noise_of_its_own():
 
     def recording(model, batch, key):
         keys.append(int(key))
-        return cross_entropy(model, batch, key)
+        return task_loss(model, batch, key)
 
     clients = here.clients("loop")
     for _ in range(2):

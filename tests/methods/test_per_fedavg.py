@@ -11,7 +11,7 @@ from coterie.methods import per_fedavg
 from coterie.methods.per_fedavg import AfterInnerStep, PerFedAvg
 from coterie.training.forms import FORMS
 from coterie.training.local import LocalTraining
-from coterie.training.loop import cross_entropy
+from coterie.training.loop import task_loss
 from support.federations import opposed, same, uneven
 from support.worlds import at, close, mlp, normed, quadratic, quadratics, world
 
@@ -24,7 +24,7 @@ def form(request):
 @pytest.fixture
 def parabola(monkeypatch):
     """Makes the loss a/2 (w - c)^2 of samples (c, a), instead of cross-entropy."""
-    monkeypatch.setattr(per_fedavg, "cross_entropy", quadratic)
+    monkeypatch.setattr(per_fedavg, "task_loss", quadratic)
 
 
 def moved(here, form, start, steps, rate=0.1, inner=0.1, delta=None, batch=1):
@@ -75,10 +75,10 @@ def test_batches_of_the_inner_and_the_outer_step_are_independent(form):
 
     def recording(model, batch, key):
         seen.append(batch.index.tolist())
-        return cross_entropy(model, batch, key)
+        return task_loss(model, batch, key)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(per_fedavg, "cross_entropy", recording)
+        patch.setattr(per_fedavg, "task_loss", recording)
         local = LocalTraining(epochs=1, batch=4)
         here.clients("loop").train(here.models(), local, objective=AfterInnerStep(0.1, 1e-3))
     # A step calls the loss for the inner gradient, the outer loss, its gradient, and twice for the Hessian.
@@ -93,8 +93,8 @@ def test_batches_of_the_inner_and_the_outer_step_are_independent(form):
 def test_differences_of_gradients_approach_the_exact_hessian(form):
     # With all samples in a batch the three batches are the same, and the objective can be differentiated through.
     def exact(model, batch, key):
-        inner = model.gradient(lambda inside: cross_entropy(inside, batch, key))
-        return cross_entropy(model.at(model.parameters - 0.3 * inner), batch, key)
+        inner = model.gradient(lambda inside: task_loss(inside, batch, key))
+        return task_loss(model.at(model.parameters - 0.3 * inner), batch, key)
 
     here, local = world(mlp), LocalTraining(steps=2, batch=0, rate=0.5)
     clients, start = here.clients(form), here.models()

@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from coterie.data.tasks import TASKS
 from coterie.training import evaluation
 from coterie.training.evaluation import EvaluationJob, evaluate, predictions, rank_and_loss
 from coterie.training.forms import FORMS
@@ -54,4 +55,4 @@ def test_the_rank_is_the_number_of_classes_before_the_label():
     nan = float("nan")
     outputs = torch.tensor([[3.0, 2.0, 1.0], [1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [nan, 1.0, 0.0], [0.0, nan, 1.0]])
     # Of equals the lower number comes first, like argmax; what is not a number comes before everything.
-    assert rank_and_loss(outputs, torch.tensor([2, 0, 1, 1, 1]))[0].tolist() == [2, 0, 1, 1, 3]
+    assert rank_and_loss(TASKS["classification"], outputs, torch.tensor([2, 0, 1, 1, 1]))[0].tolist() == [2, 0, 1, 1, 3]

@@ -9,7 +9,7 @@ from coterie.core.errors import SettingsError
 from coterie.nets.stacks import Models
 from coterie.training.forms import FORMS, Vectorised, form_named
 from coterie.training.local import LocalTraining
-from coterie.training.loop import Terms, Track, TrainingJob, cross_entropy
+from coterie.training.loop import Terms, Track, TrainingJob, task_loss
 from support.trainings import (
     IMAGES,
     LOCAL,
@@ -145,7 +145,7 @@ def test_forms_agree_for_keyed_noise_in_an_objective():
 
 def test_objectives_differ():
     here = world(mlp)
-    found = [trained(here, "loop", objective=f).models.parameters for f in (second_order, first_order, cross_entropy)]
+    found = [trained(here, "loop", objective=f).models.parameters for f in (second_order, first_order, task_loss)]
     for one, other in ((0, 1), (0, 2), (1, 2)):
         assert (found[one] - found[other]).abs().max() > 1e-4
 
@@ -250,12 +250,12 @@ def test_lanes_with_different_settings_equal_the_same_tracks_alone(form):
     here = world(everything, (7, 3, 12, 5), shape=IMAGES)
     tracks, start = tracks_of(here, LANES), here.models()
     terms = Terms.of(start, torch.tensor([0.0, 0.5, 1.0, 2.0]), None, None, "all")
-    together, losses = form_named(form).train(TrainingJob(here.pool, tracks, start, terms, cross_entropy))
+    together, losses = form_named(form).train(TrainingJob(here.pool, tracks, start, terms, task_loss))
     for number, track in enumerate(tracks):
         row = slice(number, number + 1)
         pull = 0.0 if number == 0 else [0.0, 0.5, 1.0, 2.0][number]
         own = Terms.of(start[row], pull, None, None, "all")
-        alone, loss = form_named("loop").train(TrainingJob(here.pool, [track], start[row], own, cross_entropy))
+        alone, loss = form_named("loop").train(TrainingJob(here.pool, [track], start[row], own, task_loss))
         close(together.parameters[number], alone.parameters[0], WITHIN)
         close(together.buffers[number], alone.buffers[0], WITHIN)
         close(losses[number], loss[0], WITHIN)
@@ -395,7 +395,7 @@ def test_bfloat16_is_near_and_keeps_models_in_full_precision(form):
     here = world(everything, shape=IMAGES, dtype=torch.float32)
     tracks, start = tracks_of(here, [LOCAL] * 4), here.models()
     exact, rough = (
-        form_named(form, half).train(TrainingJob(here.pool, tracks, start, Terms(), cross_entropy))[0]
+        form_named(form, half).train(TrainingJob(here.pool, tracks, start, Terms(), task_loss))[0]
         for half in (False, True)
     )
     assert rough.parameters.dtype == rough.buffers.dtype == torch.float32

@@ -11,7 +11,7 @@ from coterie.training import graphs
 from coterie.training.forms import FORMS, Branch, Vectorised
 from coterie.training.graphs import Recorder, objective_key, rounded_up
 from coterie.training.local import LocalTraining
-from coterie.training.loop import cross_entropy
+from coterie.training.loop import task_loss
 from support.trainings import IMAGES, LOCAL, NAMES, WITHIN, everything, noisy, options_of, second_order, three
 from support.worlds import close, mlp, world
 
@@ -145,13 +145,13 @@ def test_what_cannot_be_recorded_runs_as_it_is(caplog):
 def test_old_kinds_are_forgotten(monkeypatch):
     monkeypatch.setattr(graphs, "_KINDS", 2)
     here, recorder = world(mlp), Recorder(again)
-    for objective in (cross_entropy, noisy, lambda model, batch, key: cross_entropy(model, batch, key)):
+    for objective in (task_loss, noisy, lambda model, batch, key: task_loss(model, batch, key)):
         trained(here, Vectorised(recorder=recorder), objective=objective)
     assert len(recorder._kinds) == 2
 
 
 def scaled(model, batch, key, by):
-    return by * cross_entropy(model, batch, key)
+    return by * task_loss(model, batch, key)
 
 
 def made_anew(by):

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from coterie.core.errors import SettingsError
+from coterie.core.errors import CoterieError, SettingsError
 from coterie.nets.stacks import Changes, Models
 from coterie.training.forms import FORMS
 from coterie.training.local import LocalTraining
-from coterie.training.loop import Batch, Terms, cross_entropy
+from coterie.training.loop import Batch, Terms, task_loss
 from support.worlds import at, close, mlp, normed, quadratic, quadratics, world
 
 IMAGES = (2, 4, 4)
@@ -33,7 +33,7 @@ def batches_of(here, client, local):
 
     def recording(model, batch, key):
         seen.append(here.shards[client].train[batch.index])
-        return cross_entropy(model, batch, key)
+        return task_loss(model, batch, key)
 
     here.clients("loop", [client]).train(here.models(1), local, objective=recording)
     return seen
@@ -144,7 +144,7 @@ def test_augmentation_is_drawn_anew_for_every_step_client_and_round():
 
     def recording(model, batch, key):
         seen.append(tuple(batch.x.flatten().tolist()))
-        return cross_entropy(model, batch, key)
+        return task_loss(model, batch, key)
 
     for number in (1, 2):
         here.clients("loop", number=number).train(here.models(), LocalTraining(steps=6), objective=recording)
@@ -411,7 +411,7 @@ def test_only_the_chosen_part_moves(form, part, optimizer):
 @pytest.mark.parametrize("part", ["head", "body", ["0"]], ids=str)
 def test_no_gradient_reaches_a_frozen_part(form, part):
     def objective(model, batch, key):
-        return cross_entropy(model.frozen(part), batch, key)
+        return task_loss(model.frozen(part), batch, key)
 
     here = world(mlp)
     result = here.clients(form).train(here.models(), LocalTraining(epochs=2, batch=4), objective=objective)
@@ -482,3 +482,29 @@ def test_a_single_anchor_or_push_stands_for_all_clients(form):
 def test_settings_of_a_round_are_otherwise_the_same():
     local = LocalTraining(epochs=3, batch=7, momentum=0.5, schedule="exponential")
     assert local.at(1, 10) == replace(local, schedule="constant")
+
+
+# Losses of users' own
+
+
+def losses_of_samples(model, batch, key):
+    return F.cross_entropy(model(batch), batch.y, reduction="none")
+
+
+def its_own_mean(model, batch, key):
+    return losses_of_samples(model, batch, key).mean()
+
+
+def test_an_own_loss_gives_a_loss_for_each_sample_and_is_averaged_over_real_rows(form):
+    here = world(mlp)  # clients of unequal size, so that batches are padded
+    local = LocalTraining(epochs=2, batch=5)
+    own = here.clients(form).train(here.models(), local, objective=losses_of_samples)
+    usual = here.clients(form).train(here.models(), local)
+    close(own.models.parameters, usual.models.parameters)
+    close(own.loss, usual.loss)
+
+
+def test_a_mean_that_counts_padding_is_refused(form):
+    here = world(mlp)
+    with pytest.raises(CoterieError, match=r"return one loss for each sample.*batch.mean"):
+        here.clients(form).train(here.models(), LocalTraining(steps=1), objective=its_own_mean)

@@ -29,7 +29,7 @@ from coterie.nets.stacks import Changes, Models, Stack
 from coterie.training.evaluation import EvaluationJob, predictions, rank_and_loss, rows_at_once
 from coterie.training.forms import Form
 from coterie.training.local import LocalTraining
-from coterie.training.loop import Objective, Terms, Track, Trained, TrainingJob, cross_entropy
+from coterie.training.loop import Objective, Terms, Track, Trained, TrainingJob, task_loss
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ class Clients:
         anchor: Models | None = None,
         push: Changes | None = None,
         trains: str | Iterable[str] = "all",
-        objective: Objective = cross_entropy,
+        objective: Objective = task_loss,
         sample_weights: Tensor | None = None,
     ) -> Trained:
         """Train one model per client on the client's own training samples.
@@ -278,7 +278,7 @@ class Clients:
     def adapt(self, start: Models, local: LocalTraining) -> Models:
         """Models after some local training that leaves no trace: for scoring, and for trying something out."""
         tracks = self._tracks([(self._at.seed, "adapt", self.round, name, 0) for name in self.names], local)
-        return self._train(TrainingJob(self._pool, tracks, start, Terms(), cross_entropy)).models
+        return self._train(TrainingJob(self._pool, tracks, start, Terms(), task_loss)).models
 
     def _tracks(
         self,
@@ -323,7 +323,8 @@ class Clients:
         counts = torch.from_numpy(samples.sizes).reshape(len(self), -1)
         rank, loss = self._ranked(stack, samples, mixture).numpy()  # [model, sample]
         # Summed on the host, client by client and part by part, so that the last bits depend on nothing else.
-        scores = np.stack([rank == 0, rank < 5, loss], dtype=np.float64, casting="unsafe")
+        hits = (np.where(np.isnan(rank), np.nan, rank < most) for most in (1, 5))
+        scores = np.stack([*hits, loss], dtype=np.float64, casting="unsafe")
         totals = np.zeros((3, len(scores[0]), len(samples.sizes)))
         there = samples.sizes > 0
         if there.any():
@@ -398,9 +399,9 @@ class Clients:
             rows, place = owner * columns + torch.arange(columns)[:, None], torch.from_numpy(samples.place)
         if mixture is None:
             return self._form.evaluate(job)[:, rows, place]
-        outputs = predictions(self._form.outputs, job)[rows, place]
+        task, outputs = self.net.task, predictions(self._form.outputs, job)[rows, place]
         labels = self._pool.y[torch.from_numpy(samples.every).to(self._pool.device)]
-        return rank_and_loss(_mixed(outputs, mixture[owner.to(mixture.device)].T)[None], labels).cpu()
+        return rank_and_loss(task, task.mixed(outputs, mixture[owner.to(mixture.device)].T)[None], labels).cpu()
 
     def samples(self, row: int, on: str = "train") -> tuple[Tensor, Tensor]:
         """The prepared inputs [sample, ...] and labels [sample] of the client in this row."""
@@ -428,6 +429,8 @@ class Clients:
 
     def label_counts(self, on: str = "train") -> Tensor:
         """How often each client has each label, [client, class]."""
+        if not self.net.task.one_class:
+            raise CoterieError(f"label counts: task={self.net.task.name} has no classes to count")
         parts, classes = self._part(on), self.net.classes
         labels = self._pool.y[torch.from_numpy(np.concatenate(parts)).to(self._pool.device)]
         owner = torch.arange(len(parts), device=labels.device).repeat_interleave(self._counts(parts))
@@ -444,12 +447,6 @@ def _digest(models: Models) -> bytes:
     for tensor in models.tensors:
         total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return total.digest()
-
-
-def _mixed(outputs: Tensor, weights: Tensor) -> Tensor:
-    """The logarithm of the models' mean probabilities, from outputs [model, ..., class] and weights [model, ...]."""
-    shares = weights.to(outputs).clamp(min=1e-30).log().unsqueeze(-1)
-    return torch.logsumexp(outputs.log_softmax(dim=-1) + shares, dim=0)
 
 
 def _sent(value: Value, device: torch.device) -> Any:

@@ -1,6 +1,6 @@
-"""Samples and labels, as arrays."""
+"""Samples and targets, as arrays."""
 
-from collections.abc import Sequence
+import logging
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -9,11 +9,14 @@ import numpy as np
 
 from coterie.core.errors import DataError
 from coterie.core.randomness import generator
+from coterie.data.tasks import Task, inferred, task_named
+
+log = logging.getLogger("coterie")
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Labelled samples, with a test part where one is published.
+    """Samples with what is to be predicted of them, and a test part where one is published.
 
     `Dataset(x, y)` takes anything that NumPy takes. Images may be [sample, height, width], [sample, height, width,
     channel] or [sample, channel, height, width]; they are kept as the last. Whole-number pixels are kept as bytes.
@@ -27,13 +30,15 @@ class Dataset:
     """Inputs, [sample, ...]: uint8 (0 to 255) or float32."""
 
     y: np.ndarray
-    """Classes, [sample]: whole numbers from 0 on, places in `labels`."""
+    """Targets: classes [sample], whole numbers from 0 on, which are places in `labels`; where a task has no classes,
+    numbers [sample, output]."""
 
     test: "Dataset | None" = None
     """The published test part, if there is one."""
 
     labels: tuple[str, ...] = ()
-    """The names of the classes. Their number is that of a net's outputs, whatever labels a client happens to have."""
+    """The names of the classes, or of whatever else is predicted. Their number is that of a net's outputs, whatever
+    labels a client happens to have."""
 
     users: np.ndarray | None = None
     """The user that each sample is from, [sample], for the split `natural`."""
@@ -41,20 +46,27 @@ class Dataset:
     name: str = "own"
     """Its name in tables."""
 
+    task: str = ""
+    """What is to be predicted: `classification`, `binary`, `multi-label` or `regression`. If nobody says, it is what
+    the targets look like. Words and whole numbers are classes; fractions are amounts, and so are whole numbers of more
+    than 20 different values that do not count from 0 on."""
+
     def __post_init__(self) -> None:
-        x, y = _array(self.name, self.x), _array(self.name, self.y).reshape(-1)
+        x, y = _array(self.name, self.x), np.atleast_1d(_array(self.name, self.y))
         if x.ndim < 2:
             raise DataError(f"{self.name}: inputs of shape {x.shape}; expected [sample, feature] or images")
         if len(x) != len(y):
             raise DataError(f"{self.name}: {len(x)} inputs but {len(y)} labels")
         if len(x) == 0:
             raise DataError(f"{self.name}: no samples")
-        labels, y = _encoded(self.name, y, self.labels)
         named = len(self.labels) > 0
+        task = self.task or _told(self.name, y, inferred(y, named))
+        labels, y = _encoded(self.name, y, self.labels, task_named(task))
         users = None if self.users is None else np.asarray(self.users).reshape(-1)
         if users is not None and len(users) != len(y):
             raise DataError(f"{self.name}: {len(y)} samples but {len(users)} users")
-        for field, value in (("x", _inputs(self.name, x)), ("y", y), ("labels", labels), ("users", users)):
+        made = {"x": _inputs(self.name, x), "y": y, "labels": labels, "users": users, "task": task}
+        for field, value in made.items():
             object.__setattr__(self, field, value)
         if self.test is not None:
             self._check_test(self.test, named)
@@ -64,19 +76,26 @@ class Dataset:
             raise DataError(f"{self.name}: test samples have shape {test.shape}, the others {self.shape}")
         if test.x.dtype != self.x.dtype:
             raise DataError(f"{self.name}: test samples are {test.x.dtype}, the others {self.x.dtype}")
-        if test.labels != self.labels:
+        if test.labels != self.labels or test.task != self.task:
             # The test part was made on its own, and so its labels were numbered on their own: here they get the numbers
             # of the training part. If names are given, whole numbers from 0 on are places among these already.
             places = named and test.labels == tuple(map(str, range(test.classes)))
-            y = test.y if places else np.asarray(test.labels)[test.y]
-            object.__setattr__(self, "test", replace(test, y=y, labels=self.labels))
+            y = test.y if places or not test.kind_of_task.one_class else np.asarray(test.labels)[test.y]
+            if self.task == "regression" and all(label.lstrip("-").isdecimal() for label in test.labels):
+                y = y.astype(np.float64)  # whole numbers, which look like classes if they are few
+            object.__setattr__(self, "test", replace(test, y=y, labels=self.labels, task=self.task))
 
     def __len__(self) -> int:
         return len(self.y)
 
     @property
+    def kind_of_task(self) -> Task:
+        """What is to be predicted."""
+        return task_named(self.task)
+
+    @property
     def classes(self) -> int:
-        """How many classes there are."""
+        """How many classes there are, or how many other things are predicted."""
         return len(self.labels)
 
     @property
@@ -108,13 +127,14 @@ class Dataset:
         return self.subset(np.sort(generator(seed, "limit").permutation(len(self))[:samples]))
 
     def held_out(self, share: float, seed: int = 0) -> "Dataset":
-        """The data set with a random share of every class set aside as its test part."""
+        """The data set with a random share of every class, or of all samples, set aside as its test part."""
         if not 0 < share < 1:
             raise DataError(f"hold_out={share}: a share in (0, 1)")
         rng = generator(seed, "hold out")
         mask = np.zeros(len(self), dtype=bool)
-        for label in range(self.classes):
-            members = rng.permutation(np.flatnonzero(self.y == label))
+        classes = self.y if self.kind_of_task.one_class else np.zeros(len(self), dtype=np.int64)
+        for label in range(classes.max() + 1):
+            members = rng.permutation(np.flatnonzero(classes == label))
             mask[members[: round(share * len(members))]] = True
         if not mask.any() or mask.all():
             raise DataError(f"hold_out={share}: leaves {(~mask).sum()} samples to train on, {mask.sum()} to test with")
@@ -158,34 +178,25 @@ def _inputs(name: str, x: np.ndarray) -> np.ndarray:
     return x
 
 
-_MANY = 20
-"""Labels with more different values than this, half of which occur but once, are no classes if they are fractions."""
+def _told(name: str, y: np.ndarray, task: str) -> str:
+    """The task that was inferred from targets, after a word about it: a warning where numbers could mean either."""
+    if y.dtype.kind in "iuf":
+        values = np.unique(y)
+        classes = task_named(task).one_class
+        other = "regression, if they are amounts" if classes else "classification, if they are classes"
+        clear = (classes and values[-1] - values[0] == len(values) - 1) or (not classes and (y != np.round(y)).any())
+        told = (
+            f"targets {values[0]:g} to {values[-1]:g}, {len(values)} different ones: task={task}; or say task={other}"
+        )
+        log.log(logging.INFO if clear else logging.WARNING, "%s: %s", name, told)
+    return task
 
 
-def _encoded(name: str, y: np.ndarray, labels: Sequence[Any]) -> tuple[tuple[str, ...], np.ndarray]:
-    """The names of the classes, and for each sample the place of its label among them.
-
-    Labels that are whole numbers are places already, if names are given or if all numbers from 0 on occur; other labels
-    are numbered in sorted order.
-    """
+def _encoded(name: str, y: np.ndarray, labels: Any, task: Task) -> tuple[tuple[str, ...], np.ndarray]:
+    """The names of what is predicted, and the targets as the task keeps them."""
     names = tuple(map(str, labels))
     if len(set(names)) < len(names):
         raise DataError(f"{name}: a label name occurs twice in {', '.join(names[:20])}")
     if np.issubdtype(y.dtype, np.floating) and not np.isfinite(y).all():
         raise DataError(f"{name}: {(~np.isfinite(y)).sum()} labels are not finite numbers")
-    if np.issubdtype(y.dtype, np.integer) or (np.issubdtype(y.dtype, np.floating) and (y == np.round(y)).all()):
-        y = y.astype(np.int64)
-        if y.min() >= 0 and (names or len(np.unique(y)) == y.max() + 1):
-            names = names or tuple(map(str, range(y.max() + 1)))
-            if y.max() >= len(names):
-                raise DataError(f"{name}: label {y.max()}, but there are {len(names)} classes (0 to {len(names) - 1})")
-            return names, y
-    if np.issubdtype(y.dtype, np.floating) and len(np.unique(y)) > max(_MANY, len(y) / 2):
-        raise DataError(f"{name}: {len(np.unique(y))} labels such as {y[0]:g}: numbers to predict, not classes")
-    words = y.astype(str)
-    names = names or tuple(np.unique(y).astype(str).tolist())
-    place = {word: index for index, word in enumerate(names)}
-    strange = sorted(set(words.tolist()) - set(place))
-    if strange:
-        raise DataError(f"{name}: labels {', '.join(strange[:5])} are not among the classes {', '.join(names[:20])}")
-    return names, np.array([place[word] for word in words], dtype=np.int64)
+    return task.encoded(name, y, names)

@@ -1,7 +1,7 @@
 """The clients of an experiment with everything they hold: data set and split become shards of one pool of samples."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from coterie.core.randomness import generator
 from coterie.data.dataset import Dataset
 from coterie.data.division import Division, Scaling
 from coterie.data.split import TRANSFORMS, Split, SplitRule
+from coterie.data.tasks import TASKS, Task
 
 _CROP = 4
 """Pixels around an image that a random crop may reach into, as usual for 32x32 images."""
@@ -50,6 +51,12 @@ class Population:
     augment: bool
     data: str
     """The name of the data set."""
+    task: Task = TASKS["classification"]
+    """What is to be predicted."""
+    target_shift: np.ndarray = field(default_factory=lambda: np.zeros(1))
+    """What is subtracted from the numbers that are to be predicted, for each of them."""
+    target_scale: np.ndarray = field(default_factory=lambda: np.ones(1))
+    """What the differences are divided by then."""
     copies: int = 0
     """How many samples of the pool are transformed copies of others; these come last."""
 
@@ -73,6 +80,8 @@ class Population:
 
     def label_counts(self, part: str = "train") -> np.ndarray:
         """How often each client has each label, [client, class]."""
+        if not self.task.one_class:
+            raise DataError(f"{self.data}: task={self.task.name} has no classes to count")
         return np.stack([np.bincount(self.y[shard.part(part)], minlength=self.classes) for shard in self.shards])
 
 
@@ -92,7 +101,9 @@ def populate(data: Dataset, split: SplitRule | Split, division: Division | None 
         indices = list(made.indices)
     kind = division.test
     if kind == "auto":
-        kind = "proportions" if made.repeats else "own"
+        kind = "own"
+        if made.repeats:
+            kind = "proportions" if data.kind_of_task.one_class else "global"
     if kind == "own" and made.repeats:
         raise SettingsError("test=own: clients of this split share samples, so one trains on what another is tested on")
     if kind != "own" and data.test is None:
@@ -112,8 +123,25 @@ def populate(data: Dataset, split: SplitRule | Split, division: Division | None 
     if augment and len(data.shape) != 3:
         raise SettingsError(f"augment=crop-flip: needs images; {data.name} has inputs of shape {data.shape}")
     x, y = pool.arrays()
+    trained = y[np.concatenate([shard.train for shard in shards])]
+    target_shift, target_scale = target_scaling(trained) if data.task == "regression" else (np.zeros(1), np.ones(1))
     copies = len(y) - len(pool.y[0])
-    return Population(x, y, tuple(shards), server, data.labels, made.groups, shift, scale, augment, data.name, copies)
+    return Population(
+        x,
+        y,
+        tuple(shards),
+        server,
+        data.labels,
+        made.groups,
+        shift,
+        scale,
+        augment,
+        data.name,
+        data.kind_of_task,
+        target_shift,
+        target_scale,
+        copies,
+    )
 
 
 def pooled(populations: Sequence[Population]) -> list[Population]:
@@ -174,6 +202,8 @@ def _last_of_each_class(data: Dataset, count: int) -> np.ndarray:
     if count > available:
         raise SettingsError(f"server_samples={count}: {data.name} has {available} published test samples")
     labels = np.empty(0, dtype=np.int64) if data.test is None else data.test.y
+    if not data.kind_of_task.one_class:
+        labels = np.zeros(available, dtype=np.int64)
     # How many of the same class come after each sample: the lowest are taken first, in turns over the classes.
     after = np.zeros(available, dtype=np.int64)
     for label in range(data.classes):
@@ -201,10 +231,13 @@ def _part(samples: int, share: float, most: int) -> int:
 def _published(data: Dataset, train: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarray:
     """The published test samples on which a client is tested, as places in the pool."""
     assert data.test is not None
-    labels, counts = data.test.y, np.bincount(data.y[train], minlength=data.classes)
+    labels = data.test.y
     if kind == "global":
-        chosen = np.arange(len(labels))
-    elif kind == "labels":
+        return np.arange(len(labels)) + len(data)
+    if not data.kind_of_task.one_class:
+        raise DataError(f"test={kind}: task={data.task} has no classes; use test=own or test=global")
+    counts = np.bincount(data.y[train], minlength=data.classes)
+    if kind == "labels":
         chosen = np.flatnonzero(counts[labels] > 0)
     else:
         shares = counts / counts.sum()
@@ -261,6 +294,15 @@ def scaling_of(data: Dataset, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]
     return mean, np.where(deviation > 1e-8, deviation, 1.0)
 
 
+def target_scaling(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What is subtracted from numbers that are to be predicted, and what they are divided by then.
+
+    It is mean and deviation of the `targets` [sample, number] that clients train on.
+    """
+    deviation = targets.std(axis=0, dtype=np.float64)
+    return targets.mean(axis=0, dtype=np.float64), np.where(deviation > 1e-8, deviation, 1.0)
+
+
 class Pool:
     """The samples of a population on the device that computes with them; inputs are scaled when a batch is gathered.
 
@@ -281,6 +323,9 @@ class Pool:
         factor = torch.from_numpy(1 / population.scale).to(device, dtype).reshape(channel)
         offset = torch.from_numpy(-population.shift / population.scale).to(device, dtype).reshape(channel)
         y = torch.from_numpy(population.y).to(device)
+        if y.is_floating_point():
+            targets = (population.y - population.target_shift) / population.target_scale
+            y = torch.from_numpy(targets).to(device, dtype)
         return cls(torch.from_numpy(x).to(device), y, factor, offset, population.augment)
 
     @property

@@ -63,6 +63,8 @@ class Split:
 
     def label_counts(self, data: Dataset) -> np.ndarray:
         """How often each client has each label, [client, class]."""
+        if not data.kind_of_task.one_class:
+            raise DataError(f"{data.name}: task={data.task} has no classes to count")
         return np.stack([np.bincount(data.y[index], minlength=data.classes) for index in self.indices])
 
     def checked(self, data: Dataset) -> "Split":

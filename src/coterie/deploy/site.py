@@ -126,7 +126,7 @@ class SiteSettings:
         population = self.population()
         if not len(population.shards[0].train):
             raise DataError(f"site {self.name}: no training samples in {self.data}")
-        net = make_net(self.net, population.shape, population.classes, device, dtype)
+        net = make_net(self.net, population.shape, population.classes, device, dtype, population.task)
         form = form_named("loop", half=self.computing.precision == "bf16")
         pool = Pool.of(population, device, dtype)
         rules = Rules(

@@ -42,7 +42,7 @@ from coterie.engines.flower.site import RemoteSite, Rules
 from coterie.nets import codec
 from coterie.nets.stacks import Changes, Models
 from coterie.training.local import LocalTraining
-from coterie.training.loop import Objective, cross_entropy
+from coterie.training.loop import Objective, task_loss
 
 log = logging.getLogger("coterie")
 
@@ -285,7 +285,7 @@ class AppClients(Clients):
         anchor: Models | None = None,
         push: Changes | None = None,
         trains: str | Iterable[str] = "all",
-        objective: Objective = cross_entropy,
+        objective: Objective = task_loss,
         sample_weights: Tensor | None = None,
     ) -> Any:
         """Let the app's train handler train. What the method wishes (rate, epochs, ...) stands in its configuration."""
@@ -293,7 +293,7 @@ class AppClients(Clients):
             "a pull in the gradient": bool(torch.as_tensor(pull).any()),
             "a push in the gradient": push is not None,
             "training of a part of the model": trains != "all",
-            "another objective than their own": objective is not cross_entropy,
+            "another objective than their own": objective is not task_loss,
             "weights of samples": sample_weights is not None,
         }
         for what, needed in beyond.items():

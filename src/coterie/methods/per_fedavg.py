@@ -34,7 +34,7 @@ from coterie.server.federation import Federation
 from coterie.server.method import method
 from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
-from coterie.training.loop import Batch, LocalModel, cross_entropy
+from coterie.training.loop import Batch, LocalModel, task_loss
 
 
 @method("per-fedavg")
@@ -98,7 +98,7 @@ class AfterInnerStep:
         outer, inner = batch[:2]
         # Detached, the inner step is a constant, and the gradient of the loss is g: the first order.
         ahead = model.at(model.parameters - self.rate * model.gradient(_loss_of(inner, key)).detach())
-        loss = cross_entropy(ahead, outer, key)
+        loss = task_loss(ahead, outer, key)
         model.buffers = ahead.buffers
         if self.delta is None:
             return loss
@@ -109,4 +109,4 @@ class AfterInnerStep:
 
 
 def _loss_of(batch: Batch, key: Tensor):  # type: ignore[no-untyped-def]
-    return lambda model: cross_entropy(model, batch, key)
+    return lambda model: task_loss(model, batch, key)

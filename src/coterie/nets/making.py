@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 
 from coterie.core.errors import SettingsError, unknown
+from coterie.data.tasks import TASKS, Task
 from coterie.nets.net import Factory, Net
 from coterie.nets.zoo import nets
 
@@ -32,8 +33,9 @@ def make_net(
     classes: int,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
+    task: Task = TASKS["classification"],
 ) -> Net:
-    """A net for inputs of a shape and a number of classes, by its name or made by a function of these two."""
+    """A net for inputs of a shape and a number of outputs, by its name or made by a function of these two."""
     factory = factory_named(net) if isinstance(net, str) else net
     name = net if isinstance(net, str) else f"{factory.__module__}:{getattr(factory, '__qualname__', factory)}"
-    return Net(factory, shape, classes, name, device, dtype)
+    return Net(factory, shape, classes, name, device, dtype, task)

@@ -17,10 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from coterie.core.errors import SettingsError
 from coterie.core.randomness import torch_generator
+from coterie.data.tasks import TASKS, Task
 from coterie.nets.layers import GroupNorm, Pass, adopt, passing
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
-"""Builds a module for inputs of a shape and a number of classes."""
+"""Builds a module for inputs of a shape and a number of outputs, one for each class."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ class Net:
     """
 
     classes: int
-    """How many classes there are; 0 where only the clients know that."""
+    """How many outputs it has, one for each class; 0 where only the clients know that."""
 
     def __init__(
         self,
@@ -91,8 +92,9 @@ class Net:
         name: str = "own",
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
+        task: Task = TASKS["classification"],
     ) -> None:
-        self.factory, self.shape, self.classes, self.name = factory, tuple(shape), classes, name
+        self.factory, self.shape, self.classes, self.name, self.task = factory, tuple(shape), classes, name, task
         self.device, self.dtype = torch.device(device), dtype
         self.module = adopt(self.build(torch.Generator()))
         named = dict(self.module.named_parameters())

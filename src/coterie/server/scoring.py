@@ -69,7 +69,7 @@ class Scoring(Checked):
 
     def check(self, fed: Federation) -> None:
         """Refuse a federation in which every prediction would be right, before anything is written or sent."""
-        classes = fed.net.classes  # 0 where only the clients know
+        classes = fed.net.classes if fed.net.task.one_class else 0  # 0 also where only the clients know
         if classes == 1:
             raise SettingsError("the data has only one class: every prediction would be right")
         if 0 < classes <= self.top:

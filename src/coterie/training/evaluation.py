@@ -1,4 +1,4 @@
-"""How models do on samples: for each sample the rank of its label, and its cross-entropy.
+"""How models do on samples: for each sample the rank of its label, and its loss.
 
 A job names samples by their places in the pool. So runs over the same pool can put their jobs together, and inputs that
 many models share are prepared once. The results come back to the host in one transfer for all: a GPU stands still
@@ -11,10 +11,10 @@ from math import prod
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from coterie.data.population import Pool
+from coterie.data.tasks import Task
 from coterie.nets.net import Net
 from coterie.nets.stacks import Models
 
@@ -56,11 +56,13 @@ class EvaluationJob:
 def evaluate(run: Run, job: EvaluationJob) -> Tensor:
     """Rank and loss of every sample, [2, model, sample], on the host.
 
-    The rank is how many classes the model finds likelier than the label. Entries behind a model's last sample mean
-    nothing.
+    The rank is how many classes the model finds likelier than the label (see `Task.ranks`). Entries behind a model's
+    last sample mean nothing.
     """
-    pool = job.pool
-    found = [(rows, first, rank_and_loss(outputs, pool.y[index])) for rows, first, index, outputs in _blocks(run, job)]
+    pool, task = job.pool, job.models.net.task
+    found = [
+        (rows, first, rank_and_loss(task, outputs, pool.y[index])) for rows, first, index, outputs in _blocks(run, job)
+    ]
     shape = (2, len(job.places), job.longest)
     if len(found) == 1 and found[0][2].shape == shape and found[0][0] is None:
         return found[0][2].cpu()
@@ -122,13 +124,8 @@ def _padded(rows: Sequence[np.ndarray]) -> Tensor:
     return torch.from_numpy(padded)
 
 
-def rank_and_loss(outputs: Tensor, y: Tensor) -> Tensor:
-    """Rank of the label and cross-entropy, [2, ..., row], of outputs [..., row, class]."""
-    y = y.expand(outputs.shape[:-1])
-    own = outputs.gather(-1, y.unsqueeze(-1))
-    # A class comes before the label if its output is greater, or equal and its number lower, as argmax has it. NaN, on
-    # either side, counts against the label.
-    earlier = torch.arange(outputs.shape[-1], device=y.device) < y.unsqueeze(-1)
-    rank = (~(outputs <= own) | ((outputs == own) & earlier)).sum(dim=-1)
-    loss = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none").reshape(y.shape)
-    return torch.stack([rank.to(loss.dtype), loss])
+def rank_and_loss(task: Task, outputs: Tensor, y: Tensor) -> Tensor:
+    """Rank of the label and loss, [2, ..., row], of outputs [..., row, output]."""
+    y = y.expand(outputs.shape[:-1] if task.one_class else outputs.shape)
+    loss = task.losses(outputs, y)
+    return torch.stack([task.ranks(outputs, y).to(loss.dtype), loss])

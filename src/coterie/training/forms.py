@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.func import grad_and_value, vmap
 
-from coterie.core.errors import unknown
+from coterie.core.errors import CoterieError, unknown
 from coterie.nets.layers import Pass
 from coterie.nets.net import Net
 from coterie.nets.stacks import Models
@@ -127,7 +127,7 @@ class Form(ABC):
             model = LocalModel(net, parameters, buffers, Pass(training=True, key=key, stacked=self.stacked))
             given = tuple(Batch(**tensors) for tensors in batches)
             with self.casting(net):
-                value = objective(model, given if several else given[0], key)
+                value = _averaged(objective(model, given if several else given[0], key), given)
             return value.to(net.dtype), model.buffers
 
         return loss
@@ -276,6 +276,18 @@ def form_named(name: str, half: bool = False, strict: bool = False) -> Form:
     if name not in FORMS:
         raise unknown("form", name, FORMS)
     return FORMS[name](half, strict=strict)
+
+
+def _averaged(loss: Tensor, batches: Sequence[Batch]) -> Tensor:
+    """The mean of losses [row] over the real rows of the first batch, or a single loss in which they were averaged."""
+    if loss.dim():
+        return batches[0].mean(loss)
+    if not any(batch.averaged for batch in batches):
+        raise CoterieError(
+            "the objective averages over rows that may be padding: return one loss for each sample, without taking "
+            "the mean, or take it with batch.mean(losses)"
+        )
+    return loss
 
 
 def _tensors(batch: Batch) -> BatchTensors:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from math import ceil
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -35,16 +35,19 @@ class Batch:
     x: Tensor
     """Inputs, [row, ...]."""
     y: Tensor
-    """Classes, [row]."""
+    """Classes [row], or numbers [row, output]."""
     index: Tensor
     """Places of the samples among the client's own, [row]."""
     weight: Tensor | None = None
     """1 for real rows and 0 for padding, [row]; None means that all are real."""
     sample_weight: Tensor | None = None
     """The samples' weights in the objective, [row], if the method gives any."""
+    averaged: ClassVar[bool] = False
+    """Whether `mean` has been asked for."""
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean of [row] over real rows, with the samples' weights applied."""
+        object.__setattr__(self, "averaged", True)
         if self.sample_weight is not None:
             values = values * self.sample_weight
         if self.weight is None:
@@ -113,13 +116,15 @@ class Objective(Protocol):
     """
 
     def __call__(self, model: LocalModel, batch: Any, key: Tensor) -> Tensor:
-        """The loss of a batch; random numbers can be drawn from `key`, a scalar of this client and step."""
+        """The loss of each sample of a batch [row], or one loss that `batch.mean` has made of them.
+
+        Random numbers can be drawn from `key`, a scalar of this client and step.
+        """
 
 
-def cross_entropy(model: LocalModel, batch: Batch, key: Tensor) -> Tensor:
-    """The mean cross-entropy of the batch."""
-    # Not F.cross_entropy: under vmap that is written in Python, is slower and imports much of torch's compiler.
-    return batch.mean(-model(batch).log_softmax(dim=-1).gather(-1, batch.y.unsqueeze(-1)).squeeze(-1))
+def task_loss(model: LocalModel, batch: Batch, key: Tensor) -> Tensor:
+    """The mean of what the task lowers, such as the cross-entropy of classes."""
+    return batch.mean(model.net.task.losses(model(batch), batch.y))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import numpy as np
 
-from coterie.core.errors import SettingsError
+from coterie.core.errors import DataError, SettingsError
 from coterie.core.fields import above
 from coterie.data.dataset import Dataset
 
@@ -35,6 +35,9 @@ def require_samples(data: Dataset, clients: int, each: int = 1) -> None:
 
 def numbered_classes(data: Dataset) -> tuple[np.ndarray, np.ndarray]:
     """The labels numbered without gaps, [sample], and how many samples each class has, [class]."""
+    if not data.kind_of_task.one_class:
+        others = "iid, quantity, natural or given"
+        raise DataError(f"{data.name}: task={data.task} has no classes by which this split could divide; use {others}")
     _, y, available = np.unique(data.y, return_inverse=True, return_counts=True)
     return y, available
 

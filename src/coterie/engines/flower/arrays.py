@@ -19,6 +19,7 @@ from torch import Tensor
 from coterie.core.errors import CoterieError, SettingsError
 from coterie.core.randomness import torch_generator
 from coterie.core.records import record
+from coterie.data.tasks import TASKS
 from coterie.nets.net import Layout, Net
 from coterie.nets.stacks import Models
 
@@ -82,7 +83,7 @@ class ArrayNet(Net):
     def __init__(self, arrays: Arrays, initial: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
         # Without the constructor of `Net`, which builds the module.
         self.arrays, self.name, self.shape, self.classes = arrays, "app", (), 0
-        self.device = torch.device("cpu")
+        self.device, self.task = torch.device("cpu"), TASKS["classification"]
         self.dtype = torch.float64 if "float64" in arrays.dtypes else torch.float32
         self.parameters, self.buffers = arrays.layout(trained=True), arrays.layout(trained=False)
         self._initial = tuple(initial)

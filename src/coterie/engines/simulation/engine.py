@@ -123,7 +123,10 @@ class Simulation:
         """An engine for a population. It shares net and samples with the engine `beside`, which must have the same."""
         self.computing = computing or Computing()
         device, dtype = self.computing.find_device(), self.computing.dtype
-        self.net: Net = beside.net if beside else make_net(net, population.shape, population.classes, device, dtype)
+        task = population.task
+        self.net: Net = (
+            beside.net if beside else make_net(net, population.shape, population.classes, device, dtype, task)
+        )
         pool = beside._host.pool if beside else Pool.of(population, device, dtype)
         self.names = population.names
         self.sizes = [len(shard.train) for shard in population.shards]

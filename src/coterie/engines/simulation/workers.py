@@ -29,6 +29,7 @@ from coterie.clients.programs import program_named
 from coterie.core.errors import CoterieError, ProgramError
 from coterie.core.records import record
 from coterie.data.population import Pool, Shard
+from coterie.data.tasks import task_named
 from coterie.engines.chunk import ClientHost, Result, run_chunk
 from coterie.engines.simulation.processes import WorkerProcess, start
 from coterie.nets import codec, make_net
@@ -56,6 +57,7 @@ class Workers:
             "net": net.name,
             "shape": net.shape,
             "classes": net.classes,
+            "task": net.task.name,
             "double": net.dtype == torch.float64,
             "form": host.form.name,
             "half": host.form.half,
@@ -206,7 +208,7 @@ def _host(folder: Path) -> ClientHost:
     with safe_open(folder / "pool", "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     dtype = torch.float64 if setup["double"] else torch.float32
-    net = make_net(setup["net"], tuple(setup["shape"]), setup["classes"], "cpu", dtype)
+    net = make_net(setup["net"], tuple(setup["shape"]), setup["classes"], "cpu", dtype, task_named(setup["task"]))
     shards = [Shard(*parts) for parts in setup["shards"]]
     pool = Pool(**tensors, augment=setup["augment"])
     return ClientHost(net, pool, shards, setup["common"], form_named(setup["form"], setup["half"]))
