@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from coterie.server.federation import Federation, Replies
     from coterie.server.fitting import Result, fit
     from coterie.server.method import Method, method
+    from coterie.server.metrics import metric
     from coterie.server.scoring import Scoring
     from coterie.server.serving import Served
     from coterie.training.local import LocalTraining
@@ -44,6 +45,8 @@ __all__ = sorted([*_HOMES, "__version__", "methods", "nets"])
 _public = when_asked(__name__, _HOMES)
 
 links["Result.plot"] = "coterie.report.figures:run_figure"
+links["Result.save"] = "coterie.runs.folder:save_result"
+links["Result.load"] = "coterie.runs.folder:load_result"
 links["page_figures"] = "coterie.papers:page_figures"
 
 

@@ -110,6 +110,7 @@ def test_a_run_is_these_files(finished):
         "groups.jsonl",
         "clients.jsonl",
         "summary.json",
+        "models.safetensors",
         "state/checkpoint.safetensors",
         "state/clock.json",
     }
@@ -143,7 +144,7 @@ def test_a_line_of_clients_has_these_keys(finished):
     assert len(lines) == 5
     for line in lines:
         assert set(json.loads(line)) == {
-            *("client", "samples", "true_group", "group_found", "accuracy", "loss"),
+            *("client", "samples", "test_samples", "true_group", "group_found", "accuracy", "loss"),
             *("global_accuracy", "accuracy_adapted", "accuracy_last", "steps", "rounds_taken_part"),
         }
 
@@ -154,7 +155,7 @@ def test_a_summary_has_these_keys(finished):
         *("method", "data", "split", "net", "clients", "rounds", "seed", "parameters", "best_round", "ledger"),
         *("ari", "nmi", "purity", "placed_right", "stable_since"),
         *ROUND[1:],
-        *("accuracy_adapted_mean", "accuracy_last_mean"),
+        *("accuracy_adapted_mean", "accuracy_last_mean", "metrics", "pooled_accuracy"),
     }
     assert list(summary["best_round"]) == [*ROUND, "accuracy_adapted_mean", "accuracy_last_mean"]
 

@@ -54,7 +54,7 @@ def test_one_model_for_all_and_the_same_model_for_each_score_alike():
     model = fed.new_model()
     one = scored(fed, serving.one(model, 5))
     each = scored(fed, serving.each(fed.new_models(2), [0] * 5))
-    assert np.array_equal(one.accuracy, each.accuracy)
+    assert np.array_equal(one.values["accuracy"], each.values["accuracy"])
     assert np.allclose(one.more["global_accuracy"], each.more["global_accuracy"])
 
 
@@ -115,7 +115,7 @@ def test_before_a_client_keeps_a_model_it_is_served_the_initial_one():
     fed = federation()
     kept = scored(fed, serving.kept("model"))
     initial = scored(fed, serving.one(fed.new_model(), 5))
-    assert np.array_equal(kept.accuracy, initial.accuracy)
+    assert np.array_equal(kept.values["accuracy"], initial.values["accuracy"])
 
 
 def test_a_part_of_a_kept_model_can_be_the_servers():
@@ -153,7 +153,7 @@ def test_serving_after_local_training_is_the_adapted_model():
     fed.round = 1
     after = score(fed, serving.one(fed.new_model(), 5).after(local), Scoring(), local)
     view = score(fed, serving.one(fed.new_model(), 5), Scoring(views=("adapted",), adapt_epochs=2), local)
-    assert np.array_equal(after.accuracy, view.more["accuracy_adapted"])
+    assert np.array_equal(after.values["accuracy"], view.more["accuracy_adapted"])
 
 
 def test_the_last_view_is_the_model_that_the_client_trained_last():

@@ -118,9 +118,12 @@ class Line:
 
 
 def _figures(record: "Record") -> str:
-    accuracy = record["accuracy_mean"]
-    shown = "" if accuracy is None else f"accuracy {100 * accuracy:.1f} %"
-    return shown + (f", {record['groups']} groups" if (record["groups"] or 0) > 1 else "")
+    from coterie.server.metrics import first_metric, shown
+
+    name = first_metric(record)
+    value = record[f"{name}_mean"]
+    told = "" if value is None else f"{name.replace('_', ' ')} {shown(name, value)}"
+    return told + (f", {record['groups']} groups" if (record["groups"] or 0) > 1 else "")
 
 
 @contextmanager

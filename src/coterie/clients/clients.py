@@ -88,6 +88,9 @@ class Evaluation:
         return self._per_sample(self.loss_sum)
 
 
+HOME, HOME_WEIGHTS = "_home", "_home_weights"
+"""Under these names clients have what they predict with at the end of a run."""
+
 RememberedFits = dict[tuple[str, str], tuple[bytes, Evaluation]]
 """How several models last did on a client's data, by client and part, with a digest of the models."""
 
@@ -384,6 +387,15 @@ class Clients:
 
         The result is [2, model, sample], on the host. With a `mixture` [client, model] the models are one predictor.
         """
+        job, rows, place = self._job(models, samples)
+        if mixture is None:
+            return self._form.evaluate(job)[:, rows, place]
+        labels = self._pool.y[torch.from_numpy(samples.every).to(self._pool.device)]
+        outputs = self._mixed_outputs(job, rows, place, samples, mixture)
+        return rank_and_loss(self.net.task, outputs[None], labels).cpu()
+
+    def _job(self, models: Models, samples: "_PartSamples") -> tuple[EvaluationJob, Any, Any]:
+        """The job that computes samples under models [client, model], and where in its results they stand."""
         owner = torch.from_numpy(samples.owner)
         rows: Any = slice(None)
         place: Any = slice(None)
@@ -397,11 +409,44 @@ class Clients:
             columns = models.shape[1]
             job = EvaluationJob(self._pool, models.flattened(), [own for own in samples.each for _ in range(columns)])
             rows, place = owner * columns + torch.arange(columns)[:, None], torch.from_numpy(samples.place)
+        return job, rows, place
+
+    def _mixed_outputs(
+        self, job: EvaluationJob, rows: Any, place: Any, samples: "_PartSamples", mixture: Tensor
+    ) -> Tensor:
+        """The outputs [sample, output] of a mixture [client, model] of the models of a job."""
+        outputs = predictions(self._form.outputs, job)[rows, place]
+        weights = mixture[torch.from_numpy(samples.owner).to(mixture.device)].T
+        return self.net.task.mixed(outputs, weights)
+
+    def predictions(
+        self, models: Models, on: str = "train", mixture: Tensor | None = None
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each client the targets of a part of its data, and what its model predicts, in the data's own units.
+
+        There is one model per client [client], or a `mixture` [client, model] of several. Predictions are probabilities
+        [sample, class] or numbers [sample, number].
+        """
+        self._check_stack(models)
+        stack = models if len(models.shape) > 1 else models.inserted(1)
         if mixture is None:
-            return self._form.evaluate(job)[:, rows, place]
-        task, outputs = self.net.task, predictions(self._form.outputs, job)[rows, place]
-        labels = self._pool.y[torch.from_numpy(samples.every).to(self._pool.device)]
-        return rank_and_loss(task, task.mixed(outputs, mixture[owner.to(mixture.device)].T)[None], labels).cpu()
+            mixture = torch.ones(len(self), 1, dtype=torch.float64)
+        samples = self._samples((on,))
+        if not len(samples.every):
+            return [(np.empty(0), np.empty(0))] * len(self)
+        outputs = self._mixed_outputs(*self._job(stack, samples), samples, mixture)
+        y = self._pool.y[torch.from_numpy(samples.every).to(self._pool.device)]
+        if y.is_floating_point():
+            y, outputs = self._pool.in_units(y), self._pool.in_units(outputs)
+        cuts = samples.first[1:]
+        truth, predicted = y.cpu().numpy(), self.net.task.predicted(outputs).double().cpu().numpy()
+        return list(zip(np.split(truth, cuts), np.split(predicted, cuts), strict=True))
+
+    def take_home(self, models: Models, weights: Tensor | None = None) -> None:
+        """Let clients have the models [client] with which they predict, or those [client, model] that they mix."""
+        self.kept[HOME] = models
+        if weights is not None:
+            self.kept[HOME_WEIGHTS] = weights
 
     def samples(self, row: int, on: str = "train") -> tuple[Tensor, Tensor]:
         """The prepared inputs [sample, ...] and labels [sample] of the client in this row."""

@@ -31,8 +31,10 @@ programs: dict[str, "Program"] = {}
 class Program:
     """A registered function `(clients, *inputs, **settings) -> outputs`; all outputs have the client as first axis."""
 
-    def __init__(self, function: Callable[..., Any], scoring: bool = False, letters: bool = False) -> None:
-        self.function, self.scoring, self.letters = function, scoring, letters
+    def __init__(
+        self, function: Callable[..., Any], scoring: bool = False, letters: bool = False, simulated: bool = False
+    ) -> None:
+        self.function, self.scoring, self.letters, self.simulated = function, scoring, letters, simulated
         self.name = stored_name(function)
         parameters = list(inspect.signature(function).parameters.values())
         if not parameters:
@@ -59,10 +61,13 @@ class Program:
         return outputs
 
 
-def program(function: Callable[..., Any] | None = None, *, scoring: bool = False, letters: bool = False) -> Any:
+def program(
+    function: Callable[..., Any] | None = None, *, scoring: bool = False, letters: bool = False, simulated: bool = False
+) -> Any:
     """Register a function as a program.
 
     A program for `scoring` may read test data, and no method can run it. One with `letters` may write to other clients.
+    One that is `simulated` gives what a real client keeps to itself: no site runs it.
 
     >>> @coterie.program
     ... def count(clients):
@@ -72,8 +77,8 @@ def program(function: Callable[..., Any] | None = None, *, scoring: bool = False
     torch.Size([3, 10])
     """
     if function is None:
-        return partial(program, scoring=scoring, letters=letters)
-    made = Program(function, scoring, letters)
+        return partial(program, scoring=scoring, letters=letters, simulated=simulated)
+    made = Program(function, scoring, letters, simulated)
     programs[made.name] = made
     return made
 

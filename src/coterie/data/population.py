@@ -309,8 +309,19 @@ class Pool:
     Images lie channels-last, so that a gathered batch has the memory format in which convolutions are fastest on a CPU.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, factor: Tensor, offset: Tensor, augment: bool) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        y: Tensor,
+        factor: Tensor,
+        offset: Tensor,
+        augment: bool,
+        target_shift: Tensor | None = None,
+        target_scale: Tensor | None = None,
+    ) -> None:
         self.x, self.y, self.factor, self.offset, self.augment = x, y, factor, offset, augment
+        self.target_shift = torch.zeros(1) if target_shift is None else target_shift
+        self.target_scale = torch.ones(1) if target_scale is None else target_scale
         self.images = x.dim() == 4
 
     @classmethod
@@ -326,7 +337,18 @@ class Pool:
         if y.is_floating_point():
             targets = (population.y - population.target_shift) / population.target_scale
             y = torch.from_numpy(targets).to(device, dtype)
-        return cls(torch.from_numpy(x).to(device), y, factor, offset, population.augment)
+        units = (torch.from_numpy(value) for value in (population.target_shift, population.target_scale))
+        return cls(torch.from_numpy(x).to(device), y, factor, offset, population.augment, *units)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors, by the name of the argument that takes them."""
+        names = ("x", "y", "factor", "offset", "target_shift", "target_scale")
+        return {name: getattr(self, name) for name in names}
+
+    def in_units(self, numbers: Tensor) -> Tensor:
+        """Targets that are numbers, or predictions of them, [..., number], in the data's own units."""
+        return numbers.double().cpu() * self.target_scale + self.target_shift
 
     @property
     def device(self) -> torch.device:

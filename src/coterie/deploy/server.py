@@ -141,6 +141,8 @@ def run_over(deployment: Deployment, transport: Transport, out: Path, observers:
     folder = RunFolder(out, deployment.table(), every_round=True)
     engine = deployment.engine(transport)
     fed = Federation(engine, deployment.seed)
+    deployment.method.check(fed)
+    deployment.scoring.check(fed)
     describe = {"data": deployment.task.name, "split": "sites", "net": deployment.task.net}
     with logged(out):
         return carry_through(deployment.method, fed, engine, folder, deployment.scoring, observers, describe)

@@ -33,6 +33,7 @@ from coterie.server import fitting
 from coterie.server.federation import Federation
 from coterie.server.fitting import Checkpoint, Record
 from coterie.server.method import Method
+from coterie.server.metrics import first_metric
 from coterie.server.scoring import Scoring
 from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
@@ -323,13 +324,13 @@ class _FlowerObserver:
 
 def _spread_of(record: Record) -> dict[str, Any]:
     """What a round's record says about clients' accuracy and loss."""
-    names = [*(f"accuracy_{name}" for name in _SPREAD), "loss_mean"]
+    names = [*(f"{first_metric(record)}_{name}" for name in _SPREAD), "loss_mean"]
     return {name: record[name] for name in names if record[name] is not None}
 
 
-def _models(net: ArrayNet, served: Served) -> tuple[ArrayRecord, ...]:
+def _models(net: ArrayNet, served: Served | None) -> tuple[ArrayRecord, ...]:
     """All models that clients are served, as the app's arrays."""
-    models = served.models
+    models = None if served is None else served.models
     return () if models is None else tuple(net.arrays_of(models[place]) for place in range(len(models)))
 
 

@@ -71,6 +71,11 @@ class CAFA(Method):
     """How models get from client to client: as letters, as in the paper, or from the server, which has them anyway.
     That saves the way up, and in a simulation of m clients the memory of m x m models. The result is the same."""
 
+    @property
+    def needs_classes(self) -> str:
+        """Why it needs classes."""
+        return "weighs clients by their shares of classes and by accuracy"
+
     def begin(self, fed: Federation) -> State:
         """A fresh model; nobody has been asked for labels."""
         nobody = torch.empty(0, fed.net.classes, dtype=torch.int64)

@@ -83,6 +83,11 @@ class CFIC(Method):
     serves: Literal["corrected", "average"] = "corrected"
     """What clients predict with: the model, as in the paper, or the mean of the last cohort before its correction."""
 
+    @property
+    def needs_classes(self) -> str:
+        """Why it needs classes."""
+        return "groups clients by the class that each has most of"
+
     def begin(self, fed: Federation) -> State:
         """A fresh model, no correction, and nobody known."""
         model = fed.new_model()

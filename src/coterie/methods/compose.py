@@ -117,6 +117,12 @@ class Compose(Method):
         """As many as FLIS has if predictions on them are compared, else none."""
         return 100 if self.evidence == "inference" else 0
 
+    @property
+    def needs_classes(self) -> str:
+        """Why it needs classes with this evidence."""
+        about = {"labels": "shares of classes", "inference": "predicted classes"}.get(self.evidence)
+        return f"compares clients by {about} (evidence=weights and updates do not)" if about else ""
+
     def begin(self, fed: Federation) -> State:
         """One fresh model for all clients, who are one group."""
         if self.evidence == "inference":

@@ -56,6 +56,11 @@ class FedFa(Method):
     server_rate: NonNegative | None = None
     """eta: how far the server goes along that mean, beyond the clients' mean; by default the clients' `rate`."""
 
+    @property
+    def needs_classes(self) -> str:
+        """Why it needs classes."""
+        return "weighs clients by accuracy on their classes"
+
     def begin(self, fed: Federation) -> State:
         """A fresh model that has not moved yet."""
         model = fed.new_model()

@@ -49,6 +49,7 @@ class FedRep(Method):
 
     def check(self, fed: Federation) -> None:
         """The net must have the part."""
+        super().check(fed)
         fed.net.part(self.head)
 
     def begin(self, fed: Federation) -> State:

@@ -63,6 +63,11 @@ class FLIS(Method):
     """The data on which clients compare cluster models; a client without validation samples takes its training data."""
 
     @property
+    def needs_classes(self) -> str:
+        """Why it needs classes."""
+        return "compares clients by predicted classes"
+
+    @property
     def server_samples(self) -> int:
         """A hundred, with which small data can still do; the paper holds 2500."""
         return 100

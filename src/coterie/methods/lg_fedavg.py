@@ -51,6 +51,7 @@ class LGFedAvg(Method):
 
     def check(self, fed: Federation) -> None:
         """The net must have the part."""
+        super().check(fed)
         fed.net.part(self.shares)
 
     def begin(self, fed: Federation) -> State:

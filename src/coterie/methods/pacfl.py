@@ -75,6 +75,11 @@ class PACFL(Method):
     weighting: Literal["samples", "uniform"] = "samples"
     """Clients of a cluster count by their number of samples, or all the same."""
 
+    @property
+    def needs_classes(self) -> str:
+        """Why it needs classes, unless all data of a client is taken together."""
+        return "compares clients class by class (by_class=false takes all data together)" if self.by_class else ""
+
     def begin(self, fed: Federation) -> State:
         """A fresh model, and nobody in a cluster."""
         return State(Clusters(fed.new_model().expand(1), torch.full((len(fed.names),), -1)))

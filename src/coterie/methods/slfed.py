@@ -127,6 +127,11 @@ class SLFed(Method):
         if self.server_noise and not self.server_clip:
             raise SettingsError(f"server_noise={self.server_noise}: is in units of server_clip, which is not set")
 
+    @property
+    def needs_classes(self) -> str:
+        """Why it needs classes."""
+        return "trusts clients by the classes that models see in synthetic samples"
+
     def begin(self, fed: Federation) -> State:
         """Clients start from the same initial model, which they make themselves."""
         return State()

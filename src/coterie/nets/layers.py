@@ -200,6 +200,40 @@ class Dropout(nn.Module):
         return x * keep.to(x.dtype) / (1 - self.share)
 
 
+def as_stock(module: nn.Module, example: Tensor) -> nn.Module:
+    """The module with torch's own layers in place of ours, so that it works without Coterie.
+
+    Which of torch's classes that is depends on the inputs that a layer gets, which an `example` of inputs shows.
+    """
+    axes: dict[nn.Module, int] = {}
+    ours = [layer for layer in module.modules() if isinstance(layer, BatchNorm | Dropout)]
+
+    def note(layer: nn.Module, inputs: Any) -> None:
+        axes[layer] = inputs[0].dim()
+
+    hooks = [layer.register_forward_pre_hook(note) for layer in ours]
+    with torch.no_grad():
+        module.eval()(example)
+    for hook in hooks:
+        hook.remove()
+    return _with_stock(module, axes)
+
+
+def _with_stock(module: nn.Module, axes: dict[nn.Module, int]) -> nn.Module:
+    for name, child in module._modules.items():
+        module._modules[name] = None if child is None else _with_stock(child, axes)
+    stock: nn.Module
+    if isinstance(module, BatchNorm):
+        kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 5: nn.BatchNorm3d}.get(axes.get(module, 4), nn.BatchNorm2d)
+        stock = kind(len(module.running_mean), module.eps, module.momentum, affine=module.weight is not None)
+        stock.load_state_dict(module.state_dict(), strict=False)
+        return stock.to(module.running_mean.dtype).eval()
+    if isinstance(module, Dropout):
+        channels = {3: nn.Dropout1d, 5: nn.Dropout3d}.get(axes.get(module, 4), nn.Dropout2d)
+        return (channels if module.channels else nn.Dropout)(module.share).eval()
+    return module
+
+
 _STOCK_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _STOCK_INSTANCE_NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 _STOCK_CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from coterie.core.errors import SettingsError
+from coterie.core.errors import DataError, SettingsError
 from coterie.core.randomness import torch_generator
 from coterie.data.tasks import TASKS, Task
-from coterie.nets.layers import GroupNorm, Pass, adopt, passing
+from coterie.nets.layers import GroupNorm, Pass, adopt, as_stock, passing
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 """Builds a module for inputs of a shape and a number of outputs, one for each class."""
@@ -155,6 +155,18 @@ class Net:
     def new(self, seed: int, number: int) -> tuple[Tensor, Tensor]:
         """The parameters [P] and buffers [Q] from which the model with this number starts under a seed."""
         return self.initial(torch_generator(seed, "net", number))
+
+    def plain(self, tensors: Mapping[str, Tensor]) -> nn.Module:
+        """A module of torch's own layers with these tensors by name, ready to predict."""
+        module = self.build(torch.Generator()).to(self.dtype)
+        known = module.state_dict()
+        for name in (*self.parameters.names, *self.buffers.names):
+            given = tensors.get(name)
+            if given is None or given.shape != known[name].shape:
+                found = "missing" if given is None else f"of shape {tuple(given.shape)}"
+                raise DataError(f"net {self.name}: {name} is {found}, not {tuple(known[name].shape)}")
+        module.load_state_dict(dict(tensors), strict=False)
+        return as_stock(module, torch.zeros(1, *self.shape, dtype=self.dtype))
 
     def __call__(self, parameters: Tensor, buffers: Tensor, inputs: Sequence[Any], current: Pass) -> tuple[Any, Tensor]:
         """The module's output for one model, and the model's buffers after this pass."""

@@ -201,10 +201,8 @@ class Models(Stack):
         return {name: view.contiguous().cpu() for name, view in views.items()}
 
     def module(self) -> nn.Module:
-        """A single model as a PyTorch module, in evaluation mode."""
-        module = self.net.build(torch.Generator()).to(self.parameters.dtype)
-        module.load_state_dict(self.state_dict(), strict=False)
-        return module.eval()
+        """A single model as a module of PyTorch's own layers, in evaluation mode. It takes prepared inputs."""
+        return self.net.plain(self.state_dict())
 
 
 @dataclass(frozen=True, eq=False, repr=False)

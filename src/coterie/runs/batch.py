@@ -79,13 +79,15 @@ class RunBatch:
         resume: bool = False,
         watch: Callable[[Settings], Sequence[Observer]] = lambda settings: (),
         keep_state: bool = True,
+        keep_models: bool = True,
     ) -> list[Entry | None]:
         """Run all, and give their results in the order of the settings; None for a run that failed."""
         at_once = len(self._settings) if self._together else 1
 
         def one_run(one: Settings, fed: Federation) -> Entry | None:
             try:
-                return one, run(one, folder(one), resume, watch(one), fed, SAVING / at_once, keep_state)
+                kept = {"keep_state": keep_state, "keep_models": keep_models}
+                return one, run(one, folder(one), resume, watch(one), fed, SAVING / at_once, **kept)
             except Exception as error:
                 # A method of the user's own may fail in any way, which is no reason to lose the other runs.
                 if self._failed is None:

@@ -18,6 +18,7 @@ def compare(
     resume: bool = False,
     watch: Callable[[Method, int], Sequence[Observer]] = lambda method, seed: (),
     together: bool | None = None,
+    keep_models: bool = True,
 ) -> list[Entry]:
     """Run each of the settings, which share a world, with each of `seeds` seeds; each run gets a folder below `out`.
 
@@ -33,5 +34,5 @@ def compare(
     def folder(one: Settings) -> Path | None:
         return None if parent is None else parent / f"{one.method.name}-seed{one.world.seed}"
 
-    entries = batch.run(folder, resume, lambda one: watch(one.method, one.world.seed))
+    entries = batch.run(folder, resume, lambda one: watch(one.method, one.world.seed), keep_models=keep_models)
     return [entry for entry in entries if entry is not None]

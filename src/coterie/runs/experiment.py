@@ -54,12 +54,13 @@ def run(
     federation: Federation | None = None,
     saving: float = SAVING,
     keep_state: bool = True,
+    keep_models: bool = True,
 ) -> Result:
     """Run a method in its world.
 
     With `out`, everything is written to that folder; with `resume`, a run that was begun there goes on. Runs in the
     same world can share a `federation`. Saving checkpoints takes at most the share `saving` of the time; without
-    `keep_state` the last checkpoint is deleted when the run is finished.
+    `keep_state` the last checkpoint is deleted when the run is finished. `keep_models` keeps what clients predict with.
     """
     world = settings.world
     # Whatever can be wrong with the settings must show before a folder is made.
@@ -78,7 +79,13 @@ def run(
         log.info("%s", fed.explain())
         describe = {"data": world.dataset.name, "split": world.split.name, "net": world.net_name}
         return fit(
-            settings.method, fed, scoring=settings.scoring, observers=observers, resume=checkpoint, describe=describe
+            settings.method,
+            fed,
+            scoring=settings.scoring,
+            observers=observers,
+            resume=checkpoint,
+            describe=describe,
+            keep_models=keep_models,
         )
     finally:
         if folder is not None:

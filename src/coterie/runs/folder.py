@@ -6,6 +6,7 @@ groups.jsonl    who was grouped with whom, a line each time that changed
 insights.jsonl  what the method found out, a line per evaluated round, if that was asked for
 clients.jsonl   one line per client, at the end
 summary.json    the last and the best round, at the end
+models.safetensors  what clients predict with, at the end (see `coterie.server.served_models`)
 state/          the newest checkpoint
 log.txt         over real sites: who came and went, and what went wrong
 deployment/     over real sites: what is needed to go on
@@ -29,8 +30,12 @@ from coterie.core.files import PART, lock_folder, write_whole
 from coterie.nets import codec
 from coterie.nets.net import Net
 from coterie.runs.identity import differences
-from coterie.runs.settings import check_format, read_table
+from coterie.runs.settings import as_toml, check_format, read_table
 from coterie.server.fitting import Checkpoint, Record, Result
+from coterie.server.served_models import ServedModels
+
+MODELS = "models.safetensors"
+"""The file of the models that clients predict with."""
 
 SAVING = 0.1
 """Share of the time that saving checkpoints may take."""
@@ -187,8 +192,7 @@ class RunFolder:
     def run_done(self, checkpoint: Checkpoint, result: Result) -> None:
         """Write what is known at the end."""
         self._save(checkpoint)
-        write_whole(self.path / "clients.jsonl", _lines(result.clients))
-        write_whole(self.path / "summary.json", json.dumps(result.summary, indent=2) + "\n")
+        _write_end(self.path, result)
         if not self._keep_state:
             shutil.rmtree(self.path / "state")
         for folder in (self.path, self.path / "state"):
@@ -202,6 +206,43 @@ class RunFolder:
         write_whole(self._clock, json.dumps({"seconds": round(checkpoint.seconds, 3)}) + "\n")
         self._saved = time.monotonic()
         self._cost = self._saved - started
+
+
+def _write_end(path: Path, result: Result) -> None:
+    """Write what is known of a run at its end. The summary comes last: with it the run counts as finished."""
+    if result.models is not None:
+        result.models.write(path / MODELS)
+    write_whole(path / "clients.jsonl", _lines(result.clients))
+    write_whole(path / "summary.json", json.dumps(result.summary, indent=2) + "\n")
+
+
+def save_result(result: Result, folder: str | Path) -> Path:
+    """Write a result as the folder of a finished run, which `coterie show`, `report` and `export` read."""
+    path = Path(folder)
+    require_empty(path)
+    if result.settings is None:
+        raise SettingsError("this result does not know its settings: it was not made by `fit`")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        write_whole(path / "settings.toml", tomli_w.dumps(as_toml(result.settings)))
+        for name in ("rounds", "groups", "insights"):
+            if name != "insights" or result.insights:
+                write_whole(path / f"{name}.jsonl", _lines(getattr(result, name)))
+        _write_end(path, result)
+    except OSError as error:
+        raise SettingsError(f"{path}: cannot be written ({error.strerror})") from error
+    return path
+
+
+def load_result(folder: str | Path) -> Result:
+    """The result of a finished run, as its folder has it; what the method carried is not in it."""
+    stored = StoredRun.read(Path(folder))
+    if stored.summary is None:
+        raise SettingsError(f"{folder}: this run is not finished; go on with `coterie run --resume --out {folder}`")
+    path = stored.path / MODELS
+    models = ServedModels.read(path) if path.is_file() else None
+    records = (stored.rounds, stored.clients, stored.groups, stored.insights)
+    return Result(stored.summary, *records, state=None, served=None, models=models, settings=stored.settings)
 
 
 def require_empty(folder: Path, but: Collection[str] = ()) -> None:

@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.clients.clients import CallContext, Clients, new_models
+from coterie.clients.clients import HOME, HOME_WEIGHTS, CallContext, Clients, new_models
 from coterie.clients.letters import Letters
 from coterie.clients.memory import Value, size_of
 from coterie.clients.programs import Program
 from coterie.core.errors import CoterieError, NoAnswerError
 from coterie.core.randomness import generator
+from coterie.data.preparation import Preparation
 from coterie.moves import mixing, sampling
 from coterie.nets.net import Net
 from coterie.nets.stacks import Changes, Models, Stack
@@ -69,6 +70,10 @@ class Engine(Protocol):
     @property
     def sizes(self) -> Sequence[int]:
         """Training samples of each client."""
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """How inputs are prepared for the net; None where only the clients know."""
 
     @property
     def server(self) -> Sequence[int]:
@@ -191,8 +196,9 @@ class Federation:
         seed: int = 0,
         arrivals: Mapping[int, int] | None = None,
         true_groups: np.ndarray | None = None,
+        world: Mapping[str, Any] | None = None,
     ) -> None:
-        self._engine, self.seed, self.true_groups = engine, seed, true_groups
+        self._engine, self.seed, self.true_groups, self.world = engine, seed, true_groups, world
         self.keep_last, self._test_data = False, False
         self.ledger = Ledger()
         self.round, self.rounds, self._phase = 0, 0, 0
@@ -221,6 +227,11 @@ class Federation:
     def real(self) -> bool:
         """Whether clients are real sites, whose data and models the server must not see, and not a simulation's."""
         return getattr(self._engine, "real", True)
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """How inputs are prepared for the net; None where only the clients know."""
+        return getattr(self._engine, "preparation", None)
 
     @property
     def clients(self) -> np.ndarray:
@@ -334,11 +345,16 @@ class Federation:
             raise CoterieError(f"program {program.name}: a shortcut shows what real clients keep from the server")
         return self._run(program, clients, each, shared, settings, letters=letters, counted=False)
 
-    def score(self, program: Program, clients: np.ndarray, each: Any, shared: Any, **settings: Any) -> Replies:
-        """Run a program that may read test data, for `coterie.server.scoring`; its traffic is counted as evaluation."""
+    def score(
+        self, program: Program, clients: np.ndarray, each: Any, shared: Any, counted: bool = True, **settings: Any
+    ) -> Replies:
+        """Run a program that may read test data, for `coterie.server.scoring`.
+
+        Its traffic is counted as evaluation, unless it is one that there is in simulations only.
+        """
         if self._method_at_work:
             raise CoterieError("test data is for scoring only: a method can reach train and validation data")
-        return self._run(program, clients, each, shared, settings, scoring=True)
+        return self._run(program, clients, each, shared, settings, scoring=True, counted=counted)
 
     @contextmanager
     def method_at_work(self) -> Iterator[None]:
@@ -471,6 +487,17 @@ class Federation:
         self.round = content["round"]
         self.ledger.restore(content["ledger"])
         self._engine.restore(content["clients"])
+
+    def taken_home(self) -> dict[str, tuple[Tensor, Value]]:
+        """What clients of a simulation were given by `Clients.take_home` since the last commit; they then forget it.
+
+        For each name that is the positions of the clients, and a row for each.
+        """
+        kept = self._engine.checkpoint()
+        found = {name: (kept[name]["clients"], kept[name]["rows"]) for name in (HOME, HOME_WEIGHTS) if name in kept}
+        del kept  # what somebody still holds would be copied before it changes
+        self._engine.rollback()
+        return {name: (clients, rows.to("cpu")) for name, (clients, rows) in found.items()}
 
     def explain(self) -> str:
         """How the engine computes, and why."""

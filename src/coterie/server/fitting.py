@@ -9,14 +9,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from torch import Tensor
 
+from coterie.core.errors import CoterieError
 from coterie.core.links import linked
 from coterie.moves.agreement import agreement
+from coterie.nets.predictor import Predictor
 from coterie.server.federation import Federation
-from coterie.server.scoring import ClientScores, Scoring, known_groups, score, spread
+from coterie.server.metrics import metric_named
+from coterie.server.scoring import ClientScores, Scoring, known_groups, pooled_scores, score, spread
+from coterie.server.served_models import ServedModels
 from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from matplotlib.figure import Figure
 
 log = logging.getLogger("coterie")
@@ -70,6 +76,9 @@ class Procedure(Protocol):
     def reads_test_data(self) -> bool:
         """Whether it looks at test data."""
 
+    def check(self, fed: Federation) -> None:
+        """Refuse a federation that it cannot run on."""
+
     def begin(self, fed: Federation) -> Any:
         """The state before the first round."""
 
@@ -116,8 +125,37 @@ class Result:
     """What the method found out, a record per evaluated round, if that was asked for."""
     state: Any
     """The method's last state."""
-    served: Served
-    """What each client predicts with."""
+    served: Served | None
+    """What each client predicts with, as the method handed it out; None if the result was loaded."""
+    models: ServedModels | None = None
+    """The models that clients predict with, to take home; None if they were not kept, or are at the clients alone."""
+    settings: Record | None = None
+    """Everything that decided the run, as a settings file has it."""
+
+    def model(self, client: str) -> Predictor:
+        """What a client predicts with: a module that takes inputs as the data has them.
+
+        >>> data = coterie.load("digits")
+        >>> result = coterie.IFCA(rounds=2).fit(coterie.simulate(data, clients=3, net="mlp"))
+        >>> result.model("0")(torch.from_numpy(data.test.x[:5])).shape
+        torch.Size([5, 10])
+        """
+        if self.models is None:
+            raise CoterieError("this result has no models: they were not kept, or are at the clients alone")
+        return self.models.model(client)
+
+    def predict(self, client: str, x: Any) -> np.ndarray:
+        """What a client's model predicts for inputs as the data has them: names of classes, or numbers."""
+        return self.model(client).predict(x)
+
+    def save(self, folder: "str | Path") -> "Path":
+        """Write the result as the folder of a finished run, which `coterie show`, `report` and `export` read."""
+        return linked("Result.save")(self, folder)
+
+    @classmethod
+    def load(cls, folder: "str | Path") -> "Result":
+        """The result of a finished run, as its folder has it; what the method carried is not in it."""
+        return linked("Result.load")(folder)
 
     def plot(self) -> "Figure":
         """A figure of the accuracy over rounds and of every client's accuracy at the end."""
@@ -133,8 +171,11 @@ def fit(
     observers: Sequence[Observer] = (),
     resume: Checkpoint | None = None,
     describe: Record | None = None,
+    keep_models: bool = True,
 ) -> Result:
     """Run a method on a federation from the beginning, or on from a checkpoint.
+
+    With `keep_models` the result has the models that clients predict with at the end. Real sites have their own anyway.
 
     Two fits with the same settings give the same numbers to the last bit, and so does one that was resumed; only keys
     that end in `seconds` differ.
@@ -145,6 +186,7 @@ def fit(
     [2]
     """
     scoring = scoring or Scoring()
+    method.check(fed)
     scoring.check(fed)
     truth = fed.true_groups if true_groups is None else np.asarray(true_groups)
     fed.begin(method.rounds, keep_last="last" in scoring.views, test_data=method.reads_test_data)
@@ -156,7 +198,7 @@ def fit(
         fed.commit()
     else:
         fed.restore(resume.federation)
-    scores, served = None, None
+    scores, served, models = None, None, None
     for number in range(fed.round + 1, method.rounds + 1):
         fed.start_round(number)
         with fed.method_at_work():
@@ -168,7 +210,10 @@ def fit(
             missing = [view for view in scoring.views if view != "served"] if served.mixed else []
             if missing and not now.rounds:
                 log.warning("%s: clients mix several models: there is no view %s", method.name, ", ".join(missing))
-            scores = score(fed, served, scoring, method.local)
+            at_home = number == method.rounds and _take_home(fed, served, keep_models)
+            scores = score(fed, served, scoring, method.local, at_home)
+            if number == method.rounds and keep_models:
+                models = ServedModels.of(fed, served, scores.groups)
             change = change if served.index is not None else _group_change(number, scores.groups, now.groups)
             record = _round_record(fed, scores, course.seconds)
             now.rounds.append(record)
@@ -183,16 +228,27 @@ def fit(
     if scores is None or served is None:  # resumed after the last round
         with fed.method_at_work():
             served = method.serve(fed, now.state)
-        scores = score(fed, served, scoring, method.local)
+        scores = score(fed, served, scoring, method.local, _take_home(fed, served, keep_models))
+        models = ServedModels.of(fed, served, scores.groups) if keep_models else None
         fed.restore(resume.federation)  # type: ignore[union-attr]  # scoring again must not count twice
     sizes = fed.sizes.tolist()
     clients = [_client_record(fed, sizes, scores, row, truth) for row in range(len(scores.clients))]
-    summary = _summary(method, fed, now, scores, truth, describe or {})
-    result = Result(summary, now.rounds, clients, now.groups, now.insights, now.state, served)
+    pooled = pooled_scores(fed, served, scoring, scores)
+    summary = _summary(method, fed, now, scores, pooled, truth, describe or {})
+    settings = None
+    if fed.world is not None:
+        settings = {**fed.world, "method": {"name": method.name, **vars(method)}, "scoring": vars(scoring)}
+    records = (now.rounds, clients, now.groups, now.insights)
+    result = Result(summary, *records, now.state, served, models, settings)
     last = course.checkpoint()
     for observer in observers:
         observer.run_done(last, result)
     return result
+
+
+def _take_home(fed: Federation, served: Served, keep_models: bool) -> bool:
+    """Whether clients are to have what they predict with: real ones always, others if the server has it not."""
+    return fed.real or (keep_models and served.personal and served.weights is None)
 
 
 @dataclass
@@ -236,20 +292,19 @@ def _group_change(number: int, labels: np.ndarray | None, groups: list[Record]) 
 
 def _round_record(fed: Federation, scores: ClientScores, seconds: float) -> Record:
     record: Record = {"round": fed.round}
-    record |= {f"accuracy_{name}": value for name, value in spread(scores.accuracy).items()}
+    for name, values in scores.values.items():
+        record |= {f"{name}_{key}": value for key, value in spread(values, metric_named(name).higher).items()}
     record["loss_mean"] = spread(scores.loss)["mean"]
-    record["validation_accuracy"] = spread(scores.validation)["mean"]
+    record[f"validation_{next(iter(scores.values))}"] = spread(scores.validation)["mean"]
     record["steps_mean"] = float(scores.steps.mean())
     record["groups"] = None if scores.groups is None else len(set(scores.groups[scores.clients].tolist()))
     for direction in ("up", "down", "peer", "evaluation"):
         record[f"bytes_{direction}"] = fed.ledger.total(direction)
     record["seconds"] = round(seconds, 3)
-    if "global_accuracy" in scores.more:
-        globally = spread(scores.more["global_accuracy"])
-        record |= {f"global_accuracy_{name}": globally[name] for name in ("mean", "min", "max")}
-    for view in ("adapted", "last"):
-        if f"accuracy_{view}" in scores.more:
-            record[f"accuracy_{view}_mean"] = spread(scores.more[f"accuracy_{view}"])["mean"]
+    # The global test set first, then the views.
+    for name, values in sorted(scores.more.items(), key=lambda item: not item[0].startswith("global_")):
+        kinds = ("mean", "min", "max") if name.startswith("global_") else ("mean",)
+        record |= {f"{name}_{kind}": spread(values)[kind] for kind in kinds}
     return record
 
 
@@ -262,9 +317,10 @@ def _client_record(
         "samples": sizes[client],
         "true_group": None if truth is None else int(truth[client]),
         "group_found": None if scores.groups is None else int(scores.groups[client]),
-        "accuracy": _number(scores.accuracy[row]),
-        "loss": _number(scores.loss[row]),
+        "test_samples": int(scores.samples[row]),
     }
+    record |= {name: _number(values[row]) for name, values in scores.values.items()}
+    record["loss"] = _number(scores.loss[row])
     record |= {name: _number(values[row]) for name, values in scores.more.items()}
     return record | {"steps": int(scores.steps[row]), "rounds_taken_part": int(scores.rounds[row])}
 
@@ -291,17 +347,22 @@ def _summary(
     fed: Federation,
     now: Checkpoint,
     scores: ClientScores,
+    pooled: Mapping[str, float | None],
     truth: np.ndarray | None,
     describe: Record,
 ) -> Record:
-    judged = [record for record in now.rounds if record["validation_accuracy"] is not None]
+    first = metric_named(next(iter(scores.values)))
+    by, sign = f"validation_{first.name}", 1 if first.higher else -1
+    judged = [record for record in now.rounds if record[by] is not None]
     # The best round is the best on validation data, and the earliest of equals.
-    best = max(judged, key=lambda record: (record["validation_accuracy"], -record["round"]), default=None)
+    best = max(judged, key=lambda record: (sign * record[by], -record["round"]), default=None)
     last = {name: value for name, value in now.rounds[-1].items() if name != "round"}
     summary: Record = {"method": method.name, "clients": len(fed.names), "rounds": method.rounds, "seed": fed.seed}
     if method.reads_test_data:
         summary["reads_test_data"] = True
-    summary |= describe | {"parameters": fed.net.parameters.total} | last | {"best_round": best}
+    summary |= describe | {"parameters": fed.net.parameters.total}
+    summary["metrics"] = {name: metric_named(name).facts for name in scores.values}
+    summary |= last | {f"pooled_{name}": value for name, value in pooled.items()} | {"best_round": best}
     if truth is not None and scores.groups is not None:
         there = scores.clients
         summary |= agreement(scores.groups[there], truth[there])

@@ -72,8 +72,15 @@ class Method(LocalTraining, ABC):
         """How many samples the server should hold for it, if nobody says; 0 if it needs none."""
         return 0
 
+    @property
+    def needs_classes(self) -> str:
+        """Why the method needs every sample to be of one class, as an error says it; empty if it does not."""
+        return ""
+
     def check(self, fed: Federation) -> None:
         """Refuse a federation that the method cannot run on, before anything is written or sent."""
+        if self.needs_classes and not fed.net.task.one_class:
+            raise SettingsError(f"{self.name} {self.needs_classes}, and task={fed.net.task.name} has no classes")
 
     @abstractmethod
     def begin(self, fed: Federation) -> Any:

@@ -1,10 +1,10 @@
-"""What a method is worth to every single client: accuracy and loss of what it is served, under three views.
+"""What a method is worth to every single client: metrics and loss of what it is served, under three views.
 
 Clients are scored by programs that may read test data; a federation refuses them while a method's code runs. The global
 test set is cut into parts that are scored like clients, so that worker processes share it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Annotated, Any, Literal
@@ -17,9 +17,11 @@ from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
 from coterie.core.errors import SettingsError
 from coterie.core.fields import Checked, Count, Effect, Positive
+from coterie.data.tasks import Task
 from coterie.moves import mixing
 from coterie.nets.stacks import Models
 from coterie.server.federation import Federation
+from coterie.server.metrics import Metric, metric_named
 from coterie.server.serving import Served
 from coterie.training.local import LocalTraining
 
@@ -54,6 +56,11 @@ class Scoring(Checked):
     """Whether models are also scored on the published test set. By default they are where the server holds them;
     models that clients keep are scored there only if asked, because it takes long."""
 
+    metrics: tuple[str, ...] = ()
+    """What predictions are judged by, besides the task's own metric (accuracy, or for numbers rmse), with commas
+    between: see `coterie metrics`. By the first one runs are compared, and the best round is chosen. Other views than
+    `served`, and the global test set, are judged by the task's own."""
+
     top: Literal[1, 5] = 1
     """A prediction is right if the label is the likeliest class (1), or among the five likeliest."""
 
@@ -66,6 +73,12 @@ class Scoring(Checked):
         for view in self.views:
             if view not in ("served", "adapted", "last"):
                 raise SettingsError(f"views={view!r}: served, adapted or last")
+        for name in self.metrics:
+            metric_named(name)
+
+    def judged_by(self, task: Task) -> dict[str, Metric]:
+        """All metrics of a run, the one by which runs are compared first."""
+        return {name: metric_named(name) for name in dict.fromkeys((*self.metrics, task.score))}
 
     def check(self, fed: Federation) -> None:
         """Refuse a federation in which every prediction would be right, before anything is written or sent."""
@@ -74,6 +87,12 @@ class Scoring(Checked):
             raise SettingsError("the data has only one class: every prediction would be right")
         if 0 < classes <= self.top:
             raise SettingsError(f"top={self.top}: with {classes} classes every prediction would be right")
+        task = fed.net.task
+        if self.top != 1 and not task.one_class:
+            raise SettingsError(f"top={self.top}: task={task.name} has no likeliest classes")
+        for name in self.metrics:
+            if task.name not in (fitting := metric_named(name).tasks):
+                raise SettingsError(f"metrics={name}: is for task={' or '.join(fitting)}; this is task={task.name}")
 
 
 @dataclass(frozen=True)
@@ -81,50 +100,92 @@ class ClientScores:
     """Scores of all clients that are there, one row each; NaN where a client has no samples of that kind."""
 
     clients: np.ndarray
-    accuracy: np.ndarray
+    samples: np.ndarray
+    """How many test samples each client has."""
+    values: Mapping[str, np.ndarray]
+    """On test data, by metric; the first is the one by which runs are compared."""
     loss: np.ndarray
     validation: np.ndarray
+    """The first metric on validation data."""
     steps: np.ndarray
     rounds: np.ndarray
     more: Mapping[str, np.ndarray]
-    """What is measured only if asked: `global_accuracy`, `accuracy_adapted`, `accuracy_last`."""
+    """What is measured only if asked, such as `global_accuracy`, `accuracy_adapted` and `accuracy_last`."""
     groups: np.ndarray | None
     """Which of the server's models each client is served, by position among all clients; -1 if it is not there."""
 
 
-def score(fed: Federation, served: Served, scoring: Scoring, local: LocalTraining) -> ClientScores:
-    """Score what is served to every client that is there."""
-    each, shared = _inputs(served, fed.clients)
+def score(
+    fed: Federation, served: Served, scoring: Scoring, local: LocalTraining, take_home: bool = False
+) -> ClientScores:
+    """Score what is served to every client that is there; with `take_home` clients keep what they predict with."""
+    task = fed.net.task
+    judged, own = scoring.judged_by(task), task.score
     views = () if served.mixed else scoring.views
     adapt = replace(local, epochs=scoring.adapt_epochs, steps=None) if "adapted" in views else None
     replies = fed.score(
         score_client,
         fed.clients,
-        each,
-        shared,
-        kept=served.kept,
-        on=served.on,
-        shares=served.shares,
-        part=served.part,
-        personal=served.adapt,
+        *_inputs(served, fed.clients),
+        **_rule(served),
         adapt=adapt,
         last="last" in views,
         everywhere=bool(scoring.global_test) and served.personal,
         top=scoring.top,
+        metrics=list(judged),
+        take_home=take_home,
     )
     clients = replies.clients
     rows = {name: value.cpu().numpy() for name, value in replies.outputs.items()}
-    asked = ("global_accuracy", "accuracy_adapted", "accuracy_last")
+    asked = (f"global_{own}", f"{own}_adapted", f"{own}_last")
     more: dict[str, np.ndarray] = {name: rows[name] for name in asked if name in rows}
     groups = known_groups(fed, served, clients, rows.get("choice"))
     if groups is not None and not served.personal and len(fed.global_test) and scoring.global_test is not False:
         inputs = {"models": served.models}
         parts = fed.score(score_globally, np.array(fed.global_test), each={}, shared=inputs, top=scoring.top)
-        accuracy = parts.correct.sum(dim=0) / parts.samples.sum()  # [model]
-        more["global_accuracy"] = accuracy.cpu().numpy()[groups[clients]]
-    return ClientScores(
-        clients, rows["accuracy"], rows["loss"], rows["validation"], rows["steps"], rows["rounds"], more, groups
-    )
+        mean = parts.total.sum(dim=0) / parts.samples.sum()  # [model]
+        more[f"global_{own}"] = (mean if own == "accuracy" else mean.sqrt()).cpu().numpy()[groups[clients]]
+    values = {name: rows[f"test_{name}"] for name in judged}
+    loss, validation, steps, rounds = (rows[name] for name in ("loss", "validation", "steps", "rounds"))
+    return ClientScores(clients, rows["test_samples"], values, loss, validation, steps, rounds, more, groups)
+
+
+def pooled_scores(fed: Federation, served: Served, scoring: Scoring, scores: ClientScores) -> dict[str, float | None]:
+    """Each metric for the test samples of all clients together; None if real sites would have to show their samples."""
+    judged = scoring.judged_by(fed.net.task)
+    found = {name: metric.combined(scores.values[name], scores.samples) for name, metric in judged.items()}
+    open_ones = [name for name, metric in judged.items() if metric.pooled == "samples"]
+    if not open_ones or fed.real or not scores.samples.any():
+        return found
+    parts = []
+    longest = int(scores.samples.max())
+    at_once = max(1, _PREDICTIONS // (longest * (fed.net.classes + 1)))
+    for first in range(0, len(scores.clients), at_once):
+        some = scores.clients[first : first + at_once]
+        inputs, rule = _inputs(served, some), _rule(served)
+        replies = fed.score(predictions_of_client, some, *inputs, **rule, longest=longest, counted=False)
+        there = replies.there.cpu().numpy()
+        parts.append([replies.truth.cpu().numpy()[there], replies.predicted.cpu().numpy()[there]])
+    truth, predicted = (np.concatenate(part) for part in zip(*parts, strict=True))
+    for name in open_ones:
+        value = judged[name](truth, predicted)
+        found[name] = value if np.isfinite(value) else None
+    return found
+
+
+_PREDICTIONS = 50_000_000
+"""How many numbers clients may predict together, for memory's sake."""
+
+
+def _rule(served: Served) -> dict[str, Any]:
+    """What clients are told of the rule by which they find the model that they predict with."""
+    return {
+        "kept": served.kept,
+        "on": served.on,
+        "shares": served.shares,
+        "part": served.part,
+        "personal": served.adapt,
+    }
 
 
 def known_groups(
@@ -173,8 +234,88 @@ def score_client(
     last: bool = False,
     everywhere: bool = False,
     top: int = 1,
+    metrics: Sequence[str] = ("accuracy",),
+    take_home: bool = False,
 ) -> Outputs:
     """Score what the client is served on its own test and validation data."""
+    own = clients.net.task.score
+    models, weights, outputs = _predicting(clients, models, weights, shared_part, kept, on, shares, part, personal)
+    if take_home:
+        clients.take_home(models, weights)
+    test, validation = clients.evaluate_each(models, ("test", "validation"), weights)
+    outputs |= {"loss": test.loss, "test_samples": test.samples}
+    for name in metrics:
+        if name == "accuracy":
+            outputs["test_accuracy"] = test.accuracy_of(top)
+        else:
+            outputs[f"test_{name}"] = _values(clients, name, models, "test", weights)
+    first = metrics[0]
+    by_hits = first == "accuracy"
+    outputs["validation"] = (
+        validation.accuracy_of(top) if by_hits else _values(clients, first, models, "validation", weights)
+    )
+
+    def own_score(models: Models, part: str, weights: Tensor | None = None) -> Tensor:
+        if own == "accuracy":
+            return clients.evaluate(models, part, weights).accuracy_of(top)
+        return _values(clients, own, models, part, weights)
+
+    if everywhere:
+        outputs[f"global_{own}"] = own_score(models, "global", weights)
+    if adapt is not None:
+        outputs[f"{own}_adapted"] = own_score(clients.adapt(models, adapt), "test")
+    if last:
+        outputs[f"{own}_last"] = own_score(clients.state("_last", otherwise=clients.initial()), "test")
+    return outputs | {"steps": clients.steps_taken, "rounds": clients.rounds_taken}
+
+
+@program(scoring=True, simulated=True)
+def predictions_of_client(
+    clients: Clients,
+    models: Models | None = None,
+    weights: Tensor | None = None,
+    shared_part: Tensor | None = None,
+    kept: str | None = None,
+    on: str = "train",
+    shares: str | None = None,
+    part: str = "none",
+    personal: LocalTraining | None = None,
+    longest: int = 0,
+) -> Outputs:
+    """What is predicted for the client's test data, for metrics that need all samples in one place.
+
+    Only simulations ask for it: at a real site both targets and predictions are the client's own.
+    """
+    models, weights, _ = _predicting(clients, models, weights, shared_part, kept, on, shares, part, personal)
+    found = clients.predictions(models, "test", weights)
+    there = torch.arange(longest) < torch.tensor([len(y) for y, _ in found])[:, None]
+    padded = []
+    for values in zip(*found, strict=True):
+        some = next(value for value in values if len(value))
+        padded.append(torch.zeros(len(clients), longest, *some.shape[1:], dtype=torch.from_numpy(some).dtype))
+        for row, value in enumerate(values):
+            padded[-1][row, : len(value)] = torch.from_numpy(value)
+    return {"truth": padded[0], "predicted": padded[1], "there": there}
+
+
+def _values(clients: Clients, name: str, models: Models, on: str, weights: Tensor | None) -> Tensor:
+    """A metric of each client's predictions, [client]."""
+    judge = metric_named(name)
+    return torch.tensor([judge(y, predicted) for y, predicted in clients.predictions(models, on, weights)])
+
+
+def _predicting(
+    clients: Clients,
+    models: Models | None,
+    weights: Tensor | None,
+    shared_part: Tensor | None,
+    kept: str | None,
+    on: str,
+    shares: str | None,
+    part: str,
+    personal: LocalTraining | None,
+) -> tuple[Models, Tensor | None, dict[str, Tensor]]:
+    """The model [client] with which each client predicts, or models [client, model] and their weights, and a choice."""
     outputs: dict[str, Tensor] = {}
     if models is None:
         models = clients.state(kept or "", otherwise=clients.initial())
@@ -187,16 +328,7 @@ def score_client(
         outputs["choice"] = choice
     if personal is not None:
         models = clients.adapt(models, personal)
-    test, validation = clients.evaluate_each(models, ("test", "validation"), weights)
-    outputs |= {"accuracy": test.accuracy_of(top), "loss": test.loss, "validation": validation.accuracy_of(top)}
-    if everywhere:
-        outputs["global_accuracy"] = clients.evaluate(models, "global", weights).accuracy_of(top)
-    if adapt is not None:
-        outputs["accuracy_adapted"] = clients.evaluate(clients.adapt(models, adapt), "test").accuracy_of(top)
-    if last:
-        trained = clients.state("_last", otherwise=clients.initial())
-        outputs["accuracy_last"] = clients.evaluate(trained, "test").accuracy_of(top)
-    return outputs | {"steps": clients.steps_taken, "rounds": clients.rounds_taken}
+    return models, weights, outputs
 
 
 def _own_shares(clients: Clients, models: Models, kept: str) -> Tensor:
@@ -213,15 +345,20 @@ def _own_shares(clients: Clients, models: Models, kept: str) -> Tensor:
 def score_globally(clients: Clients, models: Models, top: int = 1) -> Outputs:
     """Score the server's models on a part of the global test set."""
     result = clients.evaluate(models, "test")
-    return {"correct": result.correct if top == 1 else result.correct_top5, "samples": result.samples}
+    if clients.net.task.score == "accuracy":
+        return {"total": result.correct if top == 1 else result.correct_top5, "samples": result.samples}
+    # Sums of squared errors, so that the parts' add up.
+    errors = [_values(clients, "rmse", models[:, column], "test", None) for column in range(models.shape[1])]
+    return {"total": torch.stack(errors, dim=1).square() * result.samples[:, None], "samples": result.samples}
 
 
-def spread(values: np.ndarray) -> dict[str, float | None]:
+def spread(values: np.ndarray, higher: bool = True) -> dict[str, float | None]:
     """Mean, deviation, extremes and the mean of the worst tenth, over clients that have a value."""
     values = np.sort(values[np.isfinite(values)])
     if not len(values):
         return dict.fromkeys(("mean", "std", "min", "max", "worst_tenth"))
-    worst = values[: ceil(len(values) / 10)]
+    tenth = ceil(len(values) / 10)
+    worst = values[:tenth] if higher else values[-tenth:]
     return {
         "mean": float(values.mean()),
         "std": float(values.std()),

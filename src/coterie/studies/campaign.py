@@ -76,9 +76,9 @@ class Results:
 class Campaign:
     """Runs of studies in one folder."""
 
-    def __init__(self, out: Path, given: Mapping[str, Any] | None = None) -> None:
-        """`given` are options that replace those of the studies."""
-        self.out, self._given = out, dict(given or {})
+    def __init__(self, out: Path, given: Mapping[str, Any] | None = None, keep_models: bool = False) -> None:
+        """`given` are options that replace those of the studies. `keep_models` stores what clients predict with."""
+        self.out, self._given, self.keep_models = out, dict(given or {}), keep_models
 
     def tasks(self, study: Study, seeds: int | None = None, only: str | None = None) -> list[StudyTask]:
         """The runs of a study, all methods of a seed before the next seed, so that what is there can be compared."""
@@ -204,6 +204,7 @@ class Campaign:
             resume=True,
             watch=lambda settings: [*watch(task_of(settings)), _Clock(until, outcome)],
             keep_state=False,
+            keep_models=self.keep_models,
         )
 
 

@@ -27,6 +27,7 @@ from coterie.clients.letters import Letter, Letters
 from coterie.clients.memory import Memory, Value
 from coterie.core.errors import CoterieError, NoAnswerError, ProgramError, SettingsError
 from coterie.core.fields import WITHOUT_EFFECT
+from coterie.data.preparation import Preparation
 from coterie.engines.chunk import ClientHost, joined, part_of, run_chunk
 from coterie.engines.flower.site import PROTOCOL
 from coterie.engines.flower.versions import Version
@@ -153,6 +154,14 @@ class FlowerEngine:
         self._shapes: dict[tuple[str, str], Any] = {}
         self._complaints: dict[str, str] = {}
         self.server: Sequence[int] = range(-len(self.own.shards) + 1, 0) if self.own else range(0)
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """How inputs are prepared, if the task says it; otherwise each site scales by its own data."""
+        task = self.task
+        if not (task.shift and task.scale):
+            return None
+        return Preparation(task.name, self.net.task.name, task.labels, task.shape, task.shift, task.scale)
 
     # Who is there
 

@@ -144,7 +144,10 @@ class RemoteSite:
         """The program of this name, if this site's settings allow it."""
         if not any(fnmatchcase(name, pattern) for pattern in self._rules.allow):
             raise CoterieError(f"program {name} is not allowed by this site's settings")
-        return program_named(name)
+        found = program_named(name)
+        if found.simulated:
+            raise CoterieError(f"program {name} gives what a client keeps to itself: it is for simulations only")
+        return found
 
     def _opened(self, letters: Sequence[Any], run: str, at: CallContext) -> list[Letter]:
         """The letters that can be read and trusted. Others are left out, and the call goes on without them."""

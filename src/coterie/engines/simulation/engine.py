@@ -24,6 +24,7 @@ from coterie.clients.memory import Memory, Value, size_of
 from coterie.core.errors import CoterieError, SettingsError
 from coterie.core.fields import WITHOUT_EFFECT, Checked, Effect, above, at_least
 from coterie.data.population import Pool, Population, Shard
+from coterie.data.preparation import Preparation
 from coterie.engines.chunk import ClientHost, Result, joined, part_of, run_chunk
 from coterie.engines.simulation.workers import Workers
 from coterie.engines.torch_flags import applied
@@ -128,6 +129,7 @@ class Simulation:
             beside.net if beside else make_net(net, population.shape, population.classes, device, dtype, task)
         )
         pool = beside._host.pool if beside else Pool.of(population, device, dtype)
+        self.preparation = Preparation.of(population)
         self.names = population.names
         self.sizes = [len(shard.train) for shard in population.shards]
         parts = server_parts(population.server)

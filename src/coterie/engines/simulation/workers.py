@@ -51,8 +51,7 @@ class Workers:
         self._folder = Path(tempfile.mkdtemp(prefix="coterie-", dir=shared_memory if shared_memory.is_dir() else None))
         # Started before the samples are written: meanwhile they import torch, if they have to.
         self._processes = [start(serve, str(self._folder)) for _ in range(count)]
-        tensors = {"x": pool.x, "y": pool.y, "factor": pool.factor, "offset": pool.offset}
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, self._folder / "pool")
+        save_file({name: tensor.contiguous() for name, tensor in pool.tensors.items()}, self._folder / "pool")
         setup = {
             "net": net.name,
             "shape": net.shape,

@@ -1,0 +1,79 @@
+"""A model to take home: a plain module that takes inputs as the data has them, with all preparation inside."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from coterie.core.errors import DataError
+from coterie.data.preparation import Preparation
+
+_AT_ONCE = 256
+"""How many samples are predicted at once."""
+
+
+class Predictor(nn.Module):
+    """Predicts for raw inputs: it scales them, lets one net or a mixture of several compute, and names what comes out.
+
+    Called, it gives the nets' outputs [sample, output]: for classes and labels before the softmax or the sigmoid, for
+    numbers the numbers in their own units.
+    """
+
+    offset: Tensor
+    factor: Tensor
+    weights: Tensor
+    target_shift: Tensor
+    target_scale: Tensor
+
+    def __init__(
+        self, nets: Sequence[nn.Module], preparation: Preparation, weights: Tensor | None = None, client: str = ""
+    ) -> None:
+        """One net, or several with the `weights` [net] by which their predictions are mixed."""
+        super().__init__()
+        self.nets, self.preparation, self.client = nn.ModuleList(nets), preparation, client
+        self.task = preparation.kind_of_task
+        dtype = next(nets[0].parameters()).dtype
+        # The same numbers as in `Pool`, so that a sample is prepared here as it was when the model was scored.
+        shift, scale = np.array(preparation.shift), np.array(preparation.scale)
+        channel = (-1,) + (1,) * (len(preparation.shape) - 1)
+        self._constant("factor", torch.from_numpy(1 / scale).to(dtype).reshape(channel))
+        self._constant("offset", torch.from_numpy(-shift / scale).to(dtype).reshape(channel))
+        self._constant("target_shift", torch.tensor(preparation.target_shift, dtype=dtype))
+        self._constant("target_scale", torch.tensor(preparation.target_scale, dtype=dtype))
+        self._constant("weights", torch.ones(1, dtype=torch.float64) if weights is None else weights)
+        self.eval()
+
+    def _constant(self, name: str, value: Tensor) -> None:
+        self.register_buffer(name, value, persistent=False)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What the outputs are called."""
+        return self.preparation.labels
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The outputs for raw inputs [sample, ...]."""
+        x = torch.addcmul(self.offset, x.to(self.factor.dtype), self.factor)
+        outputs = [net(x) for net in self.nets]
+        mixed = outputs[0] if len(outputs) == 1 else self.task.mixed(torch.stack(outputs), self.weights[:, None])
+        return mixed * self.target_scale + self.target_shift if self.task.name == "regression" else mixed
+
+    def scores(self, x: Any) -> np.ndarray:
+        """What is predicted for raw inputs, in numbers: probabilities [sample, output], or the numbers themselves."""
+        shape = self.preparation.shape
+        inputs = x if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))
+        if tuple(inputs.shape[1:]) != shape:
+            raise DataError(f"inputs of shape {tuple(inputs.shape)}: expected [sample, {', '.join(map(str, shape))}]")
+        inputs = inputs.to(self.factor.device)
+        with torch.no_grad():
+            parts = [self.task.predicted(self(block)) for block in inputs.split(_AT_ONCE)]
+        return torch.cat(parts).cpu().numpy()
+
+    def predict(self, x: Any) -> np.ndarray:
+        """What is predicted for raw inputs: names of classes [sample], which labels are there, or the numbers."""
+        scores = self.scores(x)
+        if self.task.one_class:
+            return np.array(self.labels)[scores.argmax(axis=1)]
+        return scores > 0.5 if self.task.name == "multi-label" else scores

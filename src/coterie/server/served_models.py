@@ -1,0 +1,181 @@
+"""The models that clients predict with at the end of a run, and the file in which they are taken home.
+
+A file is safetensors. Its tensors are called and shaped as in the module that the net's factory builds; of several
+models those of each have its number and a stroke in front. Beside them stands, as JSON, all that is needed to predict:
+the net, how inputs are prepared, and which client uses which model.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from coterie.clients.clients import HOME, HOME_WEIGHTS
+from coterie.core.errors import CoterieError, DataError, unknown
+from coterie.core.files import write_whole
+from coterie.data.preparation import Preparation
+from coterie.nets.making import make_net
+from coterie.nets.net import Factory, Net
+from coterie.nets.predictor import Predictor
+from coterie.nets.stacks import Models
+from coterie.server.federation import Federation
+from coterie.server.serving import Served
+
+FORMAT = 1
+"""The version of the file."""
+
+_ABOUT = "coterie"
+"""The entry of the file's metadata that says everything."""
+
+
+@dataclass(frozen=True, eq=False)
+class ServedModels:
+    """Models, and which of them each client predicts with."""
+
+    models: Models
+    """[model], on the host."""
+    preparation: Preparation
+    clients: tuple[str, ...]
+    """The clients that predict with something, by name."""
+    index: Tensor | None = None
+    """Which model each client has, [client]."""
+    weights: Tensor | None = None
+    """Or how it mixes all models, [client, model]."""
+
+    @classmethod
+    def of(cls, fed: Federation, served: Served, choice: np.ndarray | None = None) -> "ServedModels | None":
+        """What the clients of a federation are served; `choice` [client] says what they have chosen themselves.
+
+        It is None if the server does not have it: where real sites keep their own models, or prepare their inputs in
+        ways of their own.
+        """
+        preparation = fed.preparation
+        if preparation is None or (fed.real and (served.personal and served.weights is None)):
+            return None
+        there = fed.clients
+        names = tuple(fed.names[client] for client in there)
+        if served.weights is not None:
+            assert served.models is not None
+            return cls(
+                served.models.to("cpu"), preparation, names, weights=served.weights[torch.from_numpy(there)].cpu()
+            )
+        if served.personal:
+            home = fed.taken_home()
+            clients, rows = home[HOME]
+            names = tuple(fed.names[client] for client in clients.tolist())
+            if HOME_WEIGHTS in home:
+                assert served.models is not None
+                return cls(served.models.to("cpu"), preparation, names, weights=home[HOME_WEIGHTS][1])  # type: ignore[arg-type]
+            assert isinstance(rows, Models)
+            return cls(rows, preparation, names, index=torch.arange(len(names)))
+        assert served.models is not None
+        assert choice is not None
+        used, index = np.unique(choice[there], return_inverse=True)
+        return cls(served.models[torch.from_numpy(used)].to("cpu"), preparation, names, index=torch.from_numpy(index))
+
+    def __repr__(self) -> str:
+        noun = "model" if len(self.models) == 1 else "models"
+        how = "each mixes all" if self.weights is not None else "each has one"
+        return f"ServedModels({len(self.models)} {noun} of {self.net.name} for {len(self.clients)} clients: {how})"
+
+    @property
+    def net(self) -> Net:
+        """The net of all models."""
+        return self.models.net
+
+    def model(self, client: str) -> Predictor:
+        """What a client predicts with."""
+        if client not in self.clients:
+            raise unknown("client", client, self.clients)
+        row = self.clients.index(client)
+        if self.weights is None:
+            assert self.index is not None
+            return Predictor([self.models[int(self.index[row])].module()], self.preparation, client=client)
+        modules = [self.models[place].module() for place in range(len(self.models))]
+        return Predictor(modules, self.preparation, self.weights[row], client)
+
+    def of_client(self, client: str) -> "ServedModels":
+        """What one client predicts with, alone."""
+        if client not in self.clients:
+            raise unknown("client", client, self.clients)
+        row = self.clients.index(client)
+        if self.weights is not None:
+            return ServedModels(self.models, self.preparation, (client,), weights=self.weights[row : row + 1])
+        assert self.index is not None
+        models = self.models[self.index[row : row + 1]]
+        return ServedModels(models, self.preparation, (client,), index=torch.zeros(1, dtype=torch.int64))
+
+    def write(self, path: Path) -> None:
+        """Store everything in a file, whole or not at all."""
+        tensors: dict[str, Tensor] = {}
+        for place in range(len(self.models)):
+            front = "" if len(self.models) == 1 else f"{place}/"
+            tensors |= {front + name: tensor for name, tensor in self.models[place].state_dict().items()}
+        about = {
+            "format": FORMAT,
+            "net": self.net.name,
+            "models": len(self.models),
+            "clients": list(self.clients),
+            "index": None if self.index is None else self.index.tolist(),
+            "weights": None if self.weights is None else self.weights.tolist(),
+            "double": self.net.dtype == torch.float64,
+            "preparation": self.preparation.table(),
+        }
+        # A copy of what is shared or a view of something larger: safetensors stores whole tensors of their own.
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+        write_whole(path, save_tensors(tensors, {_ABOUT: json.dumps(about)}))
+
+    @classmethod
+    def read(cls, path: Path, net: str | Factory | None = None) -> "ServedModels":
+        """What is stored in a file. A net that is no longer where it was can be given."""
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+        try:
+            length = int.from_bytes(content[:8], "little")
+            about = json.loads(json.loads(content[8 : 8 + length])["__metadata__"][_ABOUT])
+            if about["format"] != FORMAT:
+                raise DataError(f"{path}: models of format {about['format']}; this version of Coterie reads {FORMAT}")
+            return cls._made(about, load_tensors(content), net)
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise DataError(f"{path}: no models of ours, or damaged ({error})") from error
+        except CoterieError as error:
+            raise DataError(f"{path}: {error}") from error
+
+    @classmethod
+    def _made(cls, about: dict[str, Any], tensors: dict[str, Tensor], net: str | Factory | None) -> "ServedModels":
+        preparation = Preparation.from_table(about["preparation"])
+        dtype = torch.float64 if about["double"] else torch.float32
+        task = preparation.kind_of_task
+        made = make_net(net or about["net"], preparation.shape, len(preparation.labels), "cpu", dtype, task)
+        count = about["models"]
+        models = Models.stack([_model(made, tensors, "" if count == 1 else f"{place}/") for place in range(count)])
+        index, weights = about["index"], about["weights"]
+        return cls(
+            models,
+            preparation,
+            tuple(about["clients"]),
+            None if index is None else torch.tensor(index, dtype=torch.int64),
+            None if weights is None else torch.tensor(weights, dtype=torch.float64),
+        )
+
+
+def _model(net: Net, tensors: dict[str, Tensor], front: str) -> Models:
+    """The model whose tensors have this in front of their names."""
+    layouts = (net.parameters, net.buffers)
+    for name, shape in (
+        (name, shape) for layout in layouts for name, shape in zip(layout.names, layout.shapes, strict=True)
+    ):
+        found = tuple(tensors[front + name].shape) if front + name in tensors else "missing"
+        if found != shape:
+            raise DataError(f"{front}{name} is {found}; in the net {net.name} it has the shape {shape}")
+    flat = (layout.flatten({name: tensors[front + name] for name in layout.names}) for layout in layouts)
+    return Models(net, *(vector.to(net.dtype) for vector in flat))

@@ -1,0 +1,164 @@
+"""Models to take home: they predict, from raw inputs and also from a file, what was scored, sample by sample."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import coterie
+from coterie import Scoring
+from coterie.core.errors import DataError, SettingsError
+from coterie.server.metrics import metrics
+from coterie.server.served_models import ServedModels
+from support.every_method import METHODS
+
+
+@pytest.fixture
+def scored():
+    """What was predicted for the test samples of each client, by its name, when it was scored last."""
+    seen = []
+
+    @coterie.metric("seen", higher=True)
+    def see(y, predicted):
+        seen.append(predicted)
+        return 0.0
+
+    yield lambda fed: dict(zip(fed.names, seen[-len(fed.names) - 1 : -1], strict=True))  # the last is of all together
+    del metrics["seen"]
+
+
+def images(samples=240, classes=4, seed=0):
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, classes, samples)
+    x = rng.integers(0, 60, (samples, 1, 8, 8)) + 45 * y[:, None, None, None]
+    return coterie.Dataset(x.astype(np.uint8), y, labels=("ant", "bee", "cat", "dog")).held_out(0.2)
+
+
+def small(shape, classes):
+    """Convolution, batch normalisation and dropout: what is prepared, counted and left out while predicting."""
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 4, 3),
+        nn.BatchNorm2d(4),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.2),
+        nn.Flatten(),
+        nn.Linear(36, 8),
+        nn.ReLU(),
+        nn.Linear(8, classes),
+    )
+
+
+def own_tests(fed):
+    """The raw test inputs of each client."""
+    host = fed._engine._host
+    pool = host.pool.x.movedim(-1, 1) if host.pool.images else host.pool.x
+    return {shard.name: pool[torch.from_numpy(shard.test)] for shard in host.shards[: len(fed.names)]}
+
+
+def run(method, data=None, net=small, scoring=None, split="dirichlet"):
+    options = {"alpha": 1.0, "min_size": 8} if split == "dirichlet" else {}
+    fed = coterie.simulate(data or images(), split, net, clients=5, server_samples=20, engine="vectorised", **options)
+    scoring = scoring or Scoring(metrics=("accuracy", "seen"))
+    return fed, method.fit(fed, scoring=scoring)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_what_is_taken_home_predicts_what_was_scored(name, scored, tmp_path):
+    options = {"rounds": 3, "batch": 10} | METHODS[name] | ({"shares": "not 8"} if name == "lg-fedavg" else {})
+    fed, result = run(coterie.methods.make(name, **options))
+    predicted = scored(fed)
+    result.models.write(tmp_path / "models.safetensors")
+    stored = ServedModels.read(tmp_path / "models.safetensors", net=small)
+    tests = own_tests(fed)
+    for row, client in enumerate(fed.names):
+        if not len(tests[client]):
+            continue
+        for models in (result.models, stored, stored.of_client(client)):
+            probabilities = models.model(client).scores(tests[client])
+            np.testing.assert_allclose(probabilities, predicted[client], atol=2e-5)
+            assert np.array_equal(probabilities.argmax(1), predicted[client].argmax(1))
+        assert result.clients[row]["client"] == client
+
+
+def test_numbers_come_out_in_their_own_units(scored):
+    rng = np.random.default_rng(3)
+    x = rng.normal(50, 20, size=(200, 3)).astype(np.float32)
+    data = coterie.Dataset(x, (4000 + 20 * x[:, 0]).astype(np.float32)).held_out(0.2)
+    fed, result = run(coterie.Ditto(rounds=5), data, "mlp", Scoring(metrics=("rmse", "seen")), "iid")
+    for client, predicted in scored(fed).items():
+        ours = result.predict(client, own_tests(fed)[client])
+        np.testing.assert_allclose(ours, predicted, rtol=1e-4)
+        assert 4000 < ours.mean() < 6000
+
+
+def test_the_scaling_is_inside():
+    data = images()
+    fed, result = run(coterie.FedAvg(rounds=4, batch=10), data, "mlp", Scoring())
+    model = result.model(fed.names[0])
+    inside = (model.predict(data.test.x) == np.array(data.labels)[data.test.y]).mean()
+    bare = model.nets[0](torch.from_numpy(data.test.x).float()).argmax(1).numpy()
+    assert inside == pytest.approx(result.summary["global_accuracy_mean"])
+    assert (bare == data.test.y).mean() < inside - 0.1
+
+
+def test_a_module_is_of_torchs_own_layers_only():
+    _, result = run(coterie.FedAvg(rounds=1), scoring=Scoring())
+    module = result.model("0").nets[0]
+    assert {type(layer).__module__.split(".")[0] for layer in module.modules()} == {"torch"}
+    assert isinstance(module[1], nn.BatchNorm2d)
+    assert not module.training
+
+
+def test_a_file_of_one_model_is_a_state_dict_of_the_users_own_module(tmp_path):
+    _, result = run(coterie.FedAvg(rounds=1), scoring=Scoring())
+    result.models.write(tmp_path / "one.safetensors")
+    module = small((1, 8, 8), 4)
+    module.load_state_dict(load_file(tmp_path / "one.safetensors"), strict=False)
+    x = torch.randn(3, 1, 8, 8)
+    assert torch.equal(module.eval()(x), result.model("0").nets[0](x))
+
+
+def test_clients_that_share_a_model_share_it_in_the_file():
+    _, result = run(coterie.IFCA(rounds=2, clusters=3), scoring=Scoring())
+    groups = [client["group_found"] for client in result.clients]
+    assert len(result.models.models) == len(set(groups))
+    assert "5 clients" in repr(result.models)
+
+
+def test_what_is_taken_home_is_in_no_checkpoint_and_changes_no_result():
+    class Watching:
+        def round_done(self, checkpoint, record, groups):
+            self.kept = set(checkpoint.federation["clients"])
+
+        def run_done(self, checkpoint, result):
+            assert set(checkpoint.federation["clients"]) == self.kept
+
+    watching, results = Watching(), []
+    for keep in (True, False):
+        fed = coterie.simulate(images(), "iid", "mlp", clients=3)
+        results.append(coterie.PerFedAvg(rounds=2).fit(fed, keep_models=keep, observers=[watching]))
+        assert not [name for name in watching.kept if "home" in name]
+    with_models, without = results
+    assert with_models.models is not None
+    assert without.models is None
+    same = [{**result.summary, "seconds": 0, "best_round": 0} for result in results]
+    assert same[0] == same[1]
+    with pytest.raises(coterie.CoterieError, match="no models"):
+        without.model("0")
+
+
+def test_errors_name_what_is_wrong(tmp_path):
+    _, result = run(coterie.FedAvg(rounds=1), scoring=Scoring())
+    with pytest.raises(SettingsError, match="client"):
+        result.model("nobody")
+    with pytest.raises(DataError, match=r"expected \[sample, 1, 8, 8\]"):
+        result.predict("0", np.zeros((2, 3, 8, 8)))
+    path = tmp_path / "models.safetensors"
+    path.write_bytes(b"nothing of ours")
+    with pytest.raises(DataError, match=r"models\.safetensors"):
+        ServedModels.read(path)
+    result.models.write(path)
+    with pytest.raises(DataError, match="shape"):
+        ServedModels.read(path, net="logistic")
