@@ -2,8 +2,13 @@
 
 A model is a row of `parameters` [n, P] and a row of `buffers` [n, Q]. So distances, mixing and steps of the server are
 operations on matrices; a `Layout` gives the layers back as views.
+
+Parameters that the factory has frozen are constants of the net, and so are the running statistics of batch
+normalisation whose parameters are all frozen. They are in neither vector: so they are not sent, averaged or stored with
+a model, and nothing changes them. Whoever builds the net has them from the factory, which reads them from a file.
 """
 
+import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from coterie.core.errors import SettingsError
 from coterie.core.randomness import torch_generator
 from coterie.data.tasks import TASKS, Task
-from coterie.nets.layers import GroupNorm, Pass, adopt, passing
+from coterie.nets.layers import BatchNorm, GroupNorm, Pass, adopt, passing
 
 Factory = Callable[[tuple[int, ...], int], nn.Module]
 """Builds a module for inputs of a shape and a number of outputs, one for each class."""
@@ -83,6 +88,10 @@ class Net:
 
     classes: int
     """How many outputs it has, one for each class; 0 where only the clients know that."""
+    constants: Mapping[str, Tensor]
+    """What is the same in all models, by name: frozen parameters and the statistics of frozen normalisation."""
+    frozen: int
+    """How many numbers the frozen parameters have."""
 
     def __init__(
         self,
@@ -98,18 +107,23 @@ class Net:
         self.device, self.dtype = torch.device(device), dtype
         self.module = adopt(self.build(torch.Generator()))
         named = dict(self.module.named_parameters())
-        # Parameters that the factory has frozen are buffers here: nothing trains them.
         still = {n: p for n, p in named.items() if not p.requires_grad}
         statistics = {n: b for n, b in self.module.named_buffers() if b.is_floating_point()}
+        kept = [f"{n}." for n, layer in self.module.named_modules() if isinstance(layer, BatchNorm) and layer.frozen]
+        known = {n: b for n, b in statistics.items() if n.startswith(tuple(kept))}
+        self.frozen = sum(p.numel() for p in still.values())
         self.parameters = _layout({n: p for n, p in named.items() if n not in still})
-        self.buffers = _layout(still | statistics)
+        self.buffers = _layout({n: b for n, b in statistics.items() if n not in known})
         if self.parameters.total == 0:
             raise SettingsError(f"net {name}: nothing to train")
+        self._check_constants(still | known)
         # To look for tied weights in every pass would take longer than a small layer does.
         self._tied = len(named) < len(list(self.module.named_parameters(remove_duplicate=False)))
         self._check_fit()
         self.module.to(device=self.device, dtype=dtype)
         self.module.requires_grad_(False)
+        tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+        self.constants = {n: tensors[n] for n in (*still, *known)}
 
     def build(self, generator: torch.Generator) -> nn.Module:
         """A fresh module from the factory, which initialises itself by its own rules from this generator."""
@@ -144,6 +158,31 @@ class Net:
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         if shape != (2, self.classes):
             raise SettingsError(self._misfit(f"2 samples give outputs of shape {shape}"))
+
+    def _check_constants(self, constants: Mapping[str, Tensor]) -> None:
+        """Refuse constants that the factory draws: clients that build the net elsewhere would have other ones."""
+        if not constants:
+            return
+        again = adopt(self.build(torch.Generator().manual_seed(1)))
+        others = dict(again.named_parameters()) | dict(again.named_buffers())
+        for name, tensor in constants.items():
+            if name not in others or not torch.equal(tensor, others[name]):
+                raise SettingsError(
+                    f"net {self.name}: {name} is frozen, but differs each time the net is built; frozen parameters "
+                    "must come from a file, not from the generator"
+                )
+
+    @cached_property
+    def digest(self) -> str:
+        """What tells the constants of two nets apart; empty without any."""
+        if not self.constants:
+            return ""
+        found = hashlib.sha256()
+        for name, tensor in sorted(self.constants.items()):
+            values = tensor.detach().cpu().contiguous()
+            found.update(f"{name} {tuple(values.shape)} {values.dtype} ".encode())
+            found.update(values.numpy().tobytes())
+        return found.hexdigest()[:32]
 
     def initial(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Fresh parameters [P] and buffers [Q], as the module itself initialises them, drawn from this generator."""
