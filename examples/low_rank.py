@@ -4,8 +4,8 @@
 
 A backbone learns the digits 0 to 4 in one place and is stored in a file. Ten clients have the digits 5 to 9, each a
 mixture of its own. All build the same net around the stored backbone, freeze it (`requires_grad_(False)`), and train
-small adapters beside its layers and a new head (LoRA: Hu et al., ICLR 2022). Coterie leaves frozen parameters out of all
-that is sent, averaged and stored. For comparison, the table also has the head alone and the whole net fine-tuned.
+small adapters beside its layers and a new head (LoRA: Hu et al., ICLR 2022). Coterie leaves frozen parameters out of
+all that is sent, averaged and stored. For comparison, the table also has the head alone and the whole net fine-tuned.
 """
 
 import tempfile

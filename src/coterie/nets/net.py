@@ -9,6 +9,7 @@ a model, and nothing changes them. Whoever builds the net has them from the fact
 """
 
 import hashlib
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,8 +26,9 @@ from coterie.core.randomness import torch_generator
 from coterie.data.tasks import TASKS, Task
 from coterie.nets.layers import BatchNorm, GroupNorm, Pass, adopt, passing
 
-Factory = Callable[[tuple[int, ...], int], nn.Module]
-"""Builds a module for inputs of a shape and a number of outputs, one for each class."""
+Factory = Callable[..., nn.Module]
+"""Builds a module for inputs of a shape and a number of outputs, one for each class. If inputs are token ids and it has
+an argument `vocabulary`, it is told how many different ones there are, with 0, which fills up."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,10 @@ class Net:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         task: Task = TASKS["classification"],
+        vocabulary: int = 0,
     ) -> None:
         self.factory, self.shape, self.classes, self.name, self.task = factory, tuple(shape), classes, name, task
+        self.vocabulary = vocabulary
         self.device, self.dtype = torch.device(device), dtype
         self.module = adopt(self.build(torch.Generator()))
         named = dict(self.module.named_parameters())
@@ -128,13 +132,19 @@ class Net:
     def build(self, generator: torch.Generator) -> nn.Module:
         """A fresh module from the factory, which initialises itself by its own rules from this generator."""
         try:
+            hears = self.vocabulary > 0 and _takes_vocabulary(self.factory)
+            told = {"vocabulary": self.vocabulary} if hears else {}
             with _Drawing(generator):
-                module = self.factory(self.shape, self.classes)
+                module = self.factory(self.shape, self.classes, **told)
         except Exception as error:
             raise SettingsError(self._misfit(error)) from error
         if not isinstance(module, nn.Module):
             raise SettingsError(f"net {self.name}: gives {type(module).__name__}, not an nn.Module")
         return module
+
+    def _blank(self, rows: int) -> Tensor:
+        """Inputs of zeros, as many samples as are asked for; whole numbers if inputs are token ids."""
+        return torch.zeros(rows, *self.shape, dtype=torch.int64 if self.vocabulary else torch.float32)
 
     def _misfit(self, error: object) -> str:
         shape = "x".join(map(str, self.shape))
@@ -148,7 +158,7 @@ class Net:
             with torch.no_grad(), passing(Pass(training=True, key=torch.tensor(0))), _Drawing(drawn):
                 # Layers assign new running statistics: this dict takes them, and is thrown away.
                 tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
-                output = functional_call(self.module, tensors, (torch.zeros(2, *self.shape),))
+                output = functional_call(self.module, tensors, (self._blank(2),))
         except Exception as error:
             raise SettingsError(self._misfit(error)) from error
         if not torch.equal(before, drawn.get_state()):
@@ -295,18 +305,27 @@ class Net:
         def count(module: nn.Module, _: Any, output: Any) -> None:
             nonlocal work, activations
             if isinstance(output, Tensor):
-                weight = getattr(module, "weight", None)
+                weight = None if isinstance(module, nn.Embedding) else getattr(module, "weight", None)
                 work += output.numel() * weight[0].numel() if isinstance(weight, Tensor) and weight.dim() > 1 else 0
                 activations += output.numel()
 
         hooks = [m.register_forward_hook(count) for m in self.module.modules() if not list(m.children())]
         try:
             with torch.no_grad():
-                self.module(torch.zeros(1, *self.shape, device=self.device, dtype=self.dtype))
+                blank = self._blank(1).to(self.device)
+                self.module(blank if self.vocabulary else blank.to(self.dtype))
         finally:
             for hook in hooks:
                 hook.remove()
         return work, activations
+
+
+def _takes_vocabulary(factory: Factory) -> bool:
+    """Whether a factory has an argument for the size of the vocabulary."""
+    try:
+        return "vocabulary" in inspect.signature(factory).parameters
+    except ValueError:  # written in C
+        return False
 
 
 def _owner(name: str) -> str:
