@@ -360,7 +360,10 @@ def _summary(
     summary: Record = {"method": method.name, "clients": len(fed.names), "rounds": method.rounds, "seed": fed.seed}
     if method.reads_test_data:
         summary["reads_test_data"] = True
-    summary |= describe | {"parameters": fed.net.parameters.total}
+    size = {"parameters": fed.net.parameters.total}
+    if fed.net.frozen:
+        size["frozen_parameters"] = fed.net.frozen
+    summary |= describe | size
     summary["metrics"] = {name: metric_named(name).facts for name in scores.values}
     summary |= last | {f"pooled_{name}": value for name, value in pooled.items()} | {"best_round": best}
     if truth is not None and scores.groups is not None:

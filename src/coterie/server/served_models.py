@@ -177,5 +177,10 @@ def _model(net: Net, tensors: dict[str, Tensor], front: str) -> Models:
         found = tuple(tensors[front + name].shape) if front + name in tensors else "missing"
         if found != shape:
             raise DataError(f"{front}{name} is {found}; in the net {net.name} it has the shape {shape}")
+    for name, tensor in net.constants.items():
+        if not torch.equal(tensors[front + name], tensor.cpu()):
+            raise DataError(
+                f"{front}{name} is frozen in the net {net.name}, but it has other numbers now than when it was stored"
+            )
     flat = (layout.flatten({name: tensors[front + name] for name in layout.names}) for layout in layouts)
     return Models(net, *(vector.to(net.dtype) for vector in flat))
