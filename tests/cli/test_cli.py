@@ -180,6 +180,14 @@ def test_a_finished_run_is_resumed_without_a_change(call):
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_a_finished_run_trains_longer_when_it_is_resumed_with_more_rounds(call, refused):
+    call(f"run fedavg {TINY} --out a")
+    assert call("run --resume --out a --rounds 3").code == 0
+    assert [json.loads(line)["round"] for line in Path("a/rounds.jsonl").read_text().splitlines()] == [1, 2, 3]
+    assert (summary("a")["rounds"], tomllib.loads(Path("a/settings.toml").read_text())["method"]["rounds"]) == (3, 3)
+    refused("run --resume --out a --rounds 2", "it can get more, not fewer")
+
+
 def test_resuming_where_nothing_is_begins_the_run(call):
     assert call(f"run local {TINY} --resume --out new").code == 0
     assert summary("new")["rounds"] == 2

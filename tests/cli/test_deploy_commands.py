@@ -2,8 +2,11 @@
 
 import json
 import re
+import shutil
+import socket
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 from pathlib import Path
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 from cryptography import x509
 
+from coterie.core.errors import CoterieError
 from coterie.deploy.processes import free_port
 from coterie.deploy.server import Deployment
 from coterie.deploy.site import SiteSettings
@@ -47,7 +51,7 @@ def test_init_writes_an_app_with_the_task_of_the_data(call, own_data):
         ("deploy certs keys --sites a --days 0", "days=0"),
         ("deploy server keys", "no such file; `coterie deploy certs` makes it"),
         ("deploy site nothing.toml", "nothing.toml"),
-        ("deploy run nothing", "settings.toml"),
+        ("deploy run nothing", "settings.toml: cannot be read"),
         ("deploy resume nothing", "not a run over real sites"),
     ],
 )
@@ -73,6 +77,69 @@ def test_a_certificate_is_for_the_named_hosts_and_for_the_server_itself(call):
 def test_settings_of_real_sites_are_not_those_of_a_simulation(call, refused):
     call("deploy init app")
     refused("run --settings app/federation/settings.toml", "a run over real sites")
+
+
+@pytest.fixture
+def unheard(call, tmp_path, monkeypatch):
+    """An app, keys, a run that was stopped, and an address at which nobody listens."""
+    for name in ("HOME", "FLWR_HOME", "TMPDIR"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    call("deploy init app fedavg --net logistic --rounds 2")
+    call("deploy certs certs --sites north,south")
+    address = f"127.0.0.1:{free_port()}"
+    shutil.copytree("app", "stopped/deployment/app")
+    known = f'certs = "{tmp_path / "certs" / "server"}"\nsuperlink = "{address}"\n'
+    Path("stopped/deployment/connection.toml").write_text(known)
+    return address
+
+
+def test_without_a_server_a_deployment_ends_in_one_sentence_and_leaves_nothing_behind(unheard, refused):
+    message = re.escape(f"no server answers at {unheard} (") + ".*; `coterie deploy server` starts it"
+    refused(f"deploy run app --superlink {unheard}", message)
+    refused(f"deploy run app --superlink {unheard} --out a", message)
+    refused("deploy resume stopped", message)
+    refused("deploy run app --superlink nowhere", "superlink=nowhere: write host:port")
+    refused("deploy run app --superlink 127.0.0.1:70000", "no server answers at 127.0.0.1:70000")
+
+
+def test_a_server_that_is_another_one_gets_no_run(unheard, refused):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer():
+            with listener.accept()[0] as other:
+                other.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+
+        stranger = threading.Thread(target=answer)
+        stranger.start()
+        line = f"deploy run app --superlink 127.0.0.1:{listener.getsockname()[1]}"
+        refused(line, "does not identify itself with a certificate of the authority")
+        stranger.join()
+
+
+@pytest.mark.parametrize("line", ["deploy run app --superlink ADDRESS", "deploy resume stopped"])
+def test_without_keys_a_deployment_ends_in_one_sentence_and_leaves_nothing_behind(unheard, refused, line):
+    line = line.replace("ADDRESS", unheard)
+    Path("certs/server/ca.pem").write_text("no certificate")
+    refused(line, "ca.pem: cannot be read as the certificate of an authority")
+    Path("certs/server/ca.pem").unlink()
+    refused(line, "ca.pem: no such file; .*which `coterie deploy certs` makes")
+
+
+def test_a_run_on_this_machine_is_not_resumed_without_its_keys(unheard, refused):
+    Path("stopped/deployment/connection.toml").unlink()
+    refused("deploy resume stopped", "deployment/certs/sites: no such folder")
+    Path("stopped/deployment/certs/sites").mkdir(parents=True)
+    refused("deploy resume stopped", "deployment/certs/server/ca.pem: no such file")
+
+
+def test_a_run_that_the_server_refuses_leaves_nothing_behind(unheard, refused, monkeypatch):
+    def refuse(control, app, config):
+        raise CoterieError("the SuperLink refuses: not today")
+
+    monkeypatch.setattr("coterie.deploy.control.check_server", lambda superlink, ca: None)
+    monkeypatch.setattr("coterie.deploy.control.Control.start", refuse)
+    refused(f"deploy run app --superlink {unheard} --out a", "not today")
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ def test_no_message_ends_a_site(trouble, monkeypatch, tmp_path):
     def connection(*told):
         yield 7, lambda: "a message", *[None] * 6
 
-    for name in ("_check_server", "_await_admission"):
+    for name in ("check_server", "_await_admission"):
         monkeypatch.setattr(node, name, lambda *told: None)
     monkeypatch.setattr(node, "_private_key", lambda path: ec.generate_private_key(ec.SECP256R1()))
     monkeypatch.setattr(node, "_answer", answer)

@@ -12,7 +12,7 @@ import pytest
 import coterie
 from coterie.core.errors import DataError, SettingsError
 from coterie.runs.experiment import run
-from coterie.runs.folder import RunFolder, StoredRun, read_lines, require_empty
+from coterie.runs.folder import FinishedError, RunFolder, StoredRun, read_lines, require_empty
 from coterie.runs.settings import Settings
 
 TINY = {"clients": 5, "net": "logistic", "limit": 400, "rounds": 7, "epochs": 0.5}
@@ -213,6 +213,65 @@ def test_a_run_may_be_stopped_again_and_again(tmp_path):
         interrupted(settings, tmp_path / "broken", after, resume=True)
     run(settings, tmp_path / "broken", resume=True)
     assert content(tmp_path / "broken") == content(tmp_path / "unbroken")
+
+
+LONGER = ["local", "momentum", "some clients", "some clients alone", "all views", "late", "a net with buffers"]
+
+
+@pytest.mark.parametrize("variant", LONGER)
+def test_a_run_that_is_made_longer_is_the_one_that_was_so_long_from_its_beginning(tmp_path, variant):
+    method, options = VARIANTS[variant]
+    for rounds in (6, 9):  # the longest is the one that the folder `whole` has
+        longer = Settings.of({**TINY, **options, "rounds": rounds}, method)[0]
+        run(longer, tmp_path / "made", resume=True)
+    run(longer, tmp_path / "whole")
+    assert content(tmp_path / "made") == content(tmp_path / "whole")
+
+
+def test_a_run_that_was_stopped_may_be_made_longer_too(tmp_path):
+    settings = settings_of("momentum")
+    with pytest.raises(InterruptError):
+        run(settings, tmp_path / "made", observers=[StopAfter(4)])
+    longer = Settings.of({**TINY, **VARIANTS["momentum"][1], "rounds": 9}, "fedavg")[0]
+    run(longer, tmp_path / "made", resume=True)
+    run(longer, tmp_path / "whole")
+    assert content(tmp_path / "made") == content(tmp_path / "whole")
+
+
+def test_a_run_that_is_made_longer_keeps_the_score_of_the_round_that_was_its_last(tmp_path, caplog):
+    rarely = {**TINY, "evaluate_every": 3}
+    run(Settings.of(rarely, "fedavg")[0], tmp_path / "made")
+    made = run(Settings.of({**rarely, "rounds": 10}, "fedavg")[0], tmp_path / "made", resume=True)
+    whole = run(Settings.of({**rarely, "rounds": 10}, "fedavg")[0], tmp_path / "whole")
+    assert [record["round"] for record in made.rounds] == [3, 6, 7, 9, 10]
+    assert made.rounds[-1]["loss_mean"] == whole.rounds[-1]["loss_mean"]
+    assert "round 7 was the last and so was scored; it stays between those of every 3" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "rounds", "message"),
+    [
+        ({}, 5, "rounds=5: the run in .* was begun with 7; it can get more, not fewer"),
+        (
+            {"schedule": "cosine"},
+            9,
+            "was begun with 7, and schedule=cosine lowers the rate to zero until the last round",
+        ),
+        ({"schedule": "steps"}, 9, "schedule=steps lowers the rate after parts of all rounds: with more it is another"),
+    ],
+)
+def test_a_run_that_is_tied_to_its_rounds_is_not_made_longer(tmp_path, options, rounds, message):
+    run(Settings.of({**TINY, **options}, "fedavg")[0], tmp_path / "made")
+    before = content(tmp_path / "made")
+    with pytest.raises(SettingsError, match=message):
+        run(Settings.of({**TINY, **options, "rounds": rounds}, "fedavg")[0], tmp_path / "made", resume=True)
+    assert content(tmp_path / "made") == before
+
+
+def test_a_finished_run_of_which_no_state_was_kept_is_not_made_longer(tmp_path):
+    run(Settings.of(TINY, "fedavg")[0], tmp_path / "made", keep_state=False)
+    with pytest.raises(FinishedError, match="this run is finished"):
+        run(Settings.of({**TINY, "rounds": 9}, "fedavg")[0], tmp_path / "made", resume=True)
 
 
 def test_a_finished_run_stays_as_it_is(tmp_path):

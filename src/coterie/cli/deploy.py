@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +23,7 @@ from coterie.core.fields import at_least, check_range
 from coterie.core.files import write_whole
 
 if TYPE_CHECKING:
+    from coterie.deploy.control import Control
     from coterie.deploy.server import Deployment
     from coterie.runs.folder import StoredRun
     from coterie.server.fitting import Record
@@ -153,11 +154,8 @@ def server(
     from coterie.deploy.processes import Processes, start_superlink
     from coterie.engines.flower.certs import ServerFiles
 
-    files = ServerFiles(folder)
-    if not files.certificate.is_file():
-        raise SettingsError(f"{files.certificate}: no such file; `coterie deploy certs` makes it")
     with Processes() as processes:
-        process = start_superlink(processes, files, state, host, port)
+        process = start_superlink(processes, ServerFiles(folder), state, host, port)
         tell("listening on", f"{host}:{port}, log in {process.log}; stop with Ctrl-C")
         while not process.wait(3600):
             pass
@@ -200,16 +198,26 @@ def run(
 ) -> None:
     """Run an app over the sites that are connected, on the machine of the SuperLink."""
     _require_flower()
+    from coterie.deploy.control import Control
     from coterie.deploy.server import Deployment
 
     deployment = Deployment.read(app / "federation" / "settings.toml")
-    folder = _folder(out, f"{deployment.method.name}-{deployment.task.name}-sites")
-    (folder / "deployment").mkdir(parents=True, exist_ok=True)
-    # The app as it is now: a run that goes on later must not find another one.
-    shutil.copytree(app, folder / "deployment" / "app", ignore=shutil.ignore_patterns("runs", "certs", ".*", "site"))
-    connection = {"certs": str(certs.absolute()), "superlink": superlink}
-    write_whole(folder / "deployment" / "connection.toml", tomli_w.dumps(connection))
-    _run_remotely(folder, certs, superlink, as_json)
+    # Whoever cannot be reached, or has no keys, must show before a folder is made.
+    with closing(Control(superlink, certs / "ca.pem")) as control:
+        new = out is None or not out.exists()
+        folder = _folder(out, f"{deployment.method.name}-{deployment.task.name}-sites")
+        try:
+            (folder / "deployment").mkdir(parents=True, exist_ok=True)
+            # The app as it is now: a run that goes on later must not find another one.
+            ignored = shutil.ignore_patterns("runs", "certs", ".*", "site")
+            shutil.copytree(app, folder / "deployment" / "app", ignore=ignored)
+            connection = {"certs": str(certs.absolute()), "superlink": superlink}
+            write_whole(folder / "deployment" / "connection.toml", tomli_w.dumps(connection))
+            number = _start(control, folder)
+        except CoterieError:  # nothing has been started
+            shutil.rmtree(folder if new else folder / "deployment")
+            raise
+        _follow(control, number, folder, as_json)
 
 
 def resume(
@@ -220,6 +228,7 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped, from its last finished round to the same result."""
     _require_flower()
+    from coterie.deploy.control import Control
     from coterie.deploy.local import LocalFederation
     from coterie.deploy.server import Deployment
     from coterie.runs.settings import read_table
@@ -229,7 +238,8 @@ def resume(
         raise SettingsError(f"{out}: not a run over real sites (it has no deployment/app)")
     if (folder / "connection.toml").is_file():
         known = read_table(folder / "connection.toml")
-        _run_remotely(out, Path(known["certs"]), superlink or known["superlink"], as_json)
+        with closing(Control(superlink or known["superlink"], Path(known["certs"]) / "ca.pem")) as control:
+            _follow(control, _start(control, out), out, as_json)
         return
     deployment = Deployment.read(folder / "app" / "federation" / "settings.toml")
     with _resumable(out), following(quiet=as_json) as follower, LocalFederation(folder) as federation:
@@ -243,20 +253,23 @@ def _folder(out: Path | None, name: str) -> Path:
     return place if isinstance(place, Path) else place.make()
 
 
-def _run_remotely(out: Path, certs: Path, superlink: str, as_json: bool) -> None:
-    from coterie.deploy.control import Control
+def _start(control: "Control", out: Path) -> int:
+    """Start the app of a run, whose folder this is; returns the run's number."""
+    return control.start(out / "deployment" / "app", {"out": str(out.absolute())})
+
+
+def _follow(control: "Control", number: int, out: Path, as_json: bool) -> None:
+    """Show how a run of this number goes on, and its table at the end."""
     from coterie.deploy.local import follow
     from coterie.deploy.server import Deployment
 
-    app = out / "deployment" / "app"
-    deployment = Deployment.read(app / "federation" / "settings.toml")
-    control = Control(superlink, certs / "ca.pem")
-    with _resumable(out), closing(control), following(quiet=as_json) as follower:
-        number = control.start(app, {"out": str(out.absolute())})
+    deployment = Deployment.read(out / "deployment" / "app" / "federation" / "settings.toml")
+    with _resumable(out), following(quiet=as_json) as follower:
         try:
             stored = follow(control, number, out, _watch(follower, deployment))
         except KeyboardInterrupt:
-            control.stop(number)
+            with suppress(CoterieError):
+                control.stop(number)
             raise
     _present(stored, as_json)
 

@@ -29,6 +29,11 @@ def show_methods(name: str | None = None, /, *, write: Annotated[Path | None, fl
         tell("written to", f"{write}: {len(write_pages(write))} pages")
     elif name is None:
         _list(("method", "what it does"), [(key, methods.summary(key)) for key in methods])
+    elif name in methods and methods.is_own(name):
+        own = methods[name]
+        said_of = {"What travels": own.sends, "What a client gives away": own.gives_away}
+        texts = [f"**{what}:** {said}." for what, said in said_of.items() if said]
+        _describe(name, [methods.doc(name), *texts], methods.options(name), [("module", own.__module__)])
     else:
         known = about(name)
         told = f"**What travels:** {known.sends}.\n\n**What a client gives away:** {known.gives_away}."

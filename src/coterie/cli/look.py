@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import App, Group, Parameter
 from rich.text import Text
 
-from coterie.cli.console import console, errors, following, plain_table, print_json, print_table, tell
+from coterie.cli.console import console, errors, following, note, plain_table, print_json, print_table, tell
 from coterie.cli.options import ask, needed, world_options
 from coterie.cli.parameters import GROUPS, Shown, argument, command, flag
 from coterie.cli.run import AsJson, headline, settings_of
@@ -94,8 +94,15 @@ def _require_some(runs: Sequence[Path]) -> None:
 def _stored(paths: Sequence[Path]) -> "list[StoredRun]":
     """The runs in folders, or in folders that hold some."""
     from coterie.runs.folder import StoredRun
+    from coterie.runs.options import import_modules
 
-    return [StoredRun.read(folder) for path in paths for folder in _run_folders(path)]
+    stored = [StoredRun.read(folder) for path in paths for folder in _run_folders(path)]
+    for run in stored:
+        try:
+            import_modules(run.settings)
+        except SettingsError as error:  # then what it says of itself must do
+            note([f"{run.path}: what its own method or split is by default is not known: {error}"])
+    return stored
 
 
 def _run_folders(path: Path) -> list[Path]:

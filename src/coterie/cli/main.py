@@ -14,7 +14,7 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError, Group, UnusedCliTokensError
 
 from coterie._version import __version__
-from coterie.cli.arguments import behind
+from coterie.cli.arguments import behind, listed, split_off
 from coterie.cli.compare import add_compare
 from coterie.cli.console import errors, tell
 from coterie.cli.demo import demo
@@ -24,6 +24,7 @@ from coterie.cli.look import add_split, report, show
 from coterie.cli.run import add_run
 from coterie.cli.study import add_reproduce, add_study
 from coterie.core.errors import CoterieError, ProgramError
+from coterie.core.modules import own_module
 
 _DO, _CHOOSE, _HELP = (
     Group(title, sort_key=place) for place, title in enumerate(("Experiments", "What there is to choose from", "Help"))
@@ -32,7 +33,13 @@ _DO, _CHOOSE, _HELP = (
 _ABOUT = """Federated learning when clients' data differ: who belongs together, and what is it worth to each?
 
 Start with `coterie demo`, then `coterie run fedavg`. Every command explains itself with `--help`.
+
+Every command takes `--modules NAME,NAME`, your own Python modules with methods, splits and nets, which may lie in the
+current folder; the variable COTERIE_MODULES names some for all commands. Runs remember which ones they need.
 """
+
+MODULES = "COTERIE_MODULES"
+"""The environment variable that names users' modules for all commands."""
 
 
 def _app(arguments: Sequence[str]) -> App:
@@ -68,6 +75,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         with _terminable():
             try:
+                modules, given = split_off("--modules", given)
+                for name in (*listed(os.environ.get(MODULES, "")), *modules):
+                    own_module(name)
                 _app(given)(given)
             finally:
                 sys.stdout.flush()  # here a closed pipe can be told from an error; at Python's exit it cannot

@@ -159,7 +159,7 @@ def index(names: Sequence[str]) -> str:
 
 def write_pages(folder: Path, names: Iterable[str] | None = None) -> list[Path]:
     """Write a page for each method, and one that lists them; what is there already is replaced."""
-    names = list(methods) if names is None else list(names)
+    names = [name for name in methods if not methods.is_own(name)] if names is None else list(names)
     folder.mkdir(parents=True, exist_ok=True)
     pages = {name: page(name) for name in names} | {"README": index(names)}
     for name, text in pages.items():

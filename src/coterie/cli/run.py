@@ -26,7 +26,13 @@ SettingsFile = Annotated[
     Path | None, flag("A settings file (TOML), or the folder of a run; options given here go first.")
 ]
 Out = Annotated[Path | None, flag("Folder of the run; by default a new one below `runs/`.", "Output")]
-Resume = Annotated[bool, flag("Continue the run in `--out` exactly, or begin it if there is none.", "Output")]
+Resume = Annotated[
+    bool,
+    flag(
+        "Continue the run in `--out` exactly, or begin it if there is none. With more `--rounds` it trains longer.",
+        "Output",
+    ),
+]
 Explain = Annotated[bool, flag("Say how this run would be computed, and why, instead of running it.", "Output")]
 AsJson = Annotated[bool, flag("Print the summary as JSON, and nothing else.", "Output", "--json")]
 

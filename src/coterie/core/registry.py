@@ -98,6 +98,10 @@ class Registry(Generic[T]):
             raise unknown(self.kind, name, self)
         return self._declared[name]
 
+    def is_own(self, name: str) -> bool:
+        """Whether it is registered from elsewhere than the files of the package."""
+        return name in self._classes
+
     def doc(self, name: str) -> str:
         """The docstring of a class."""
         found = self._found(name)

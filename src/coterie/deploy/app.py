@@ -46,7 +46,7 @@ def site_table(deployment: Deployment, name: str, data: str, **more: Any) -> Map
         "net": task.net,
         "shift": list(task.shift),
         "scale": list(task.scale),
-        "allow": list(ALLOWED),
+        "allow": [*ALLOWED, *(f"{module}.*" for module in deployment.modules)],
         "superlink": "127.0.0.1:8000",
         "ca": "ca.pem",
         "key": "node.key",
@@ -54,4 +54,5 @@ def site_table(deployment: Deployment, name: str, data: str, **more: Any) -> Map
         "peers": "peers.toml",
         "computing": {"device": deployment.computing.device, "precision": deployment.computing.precision},
     }
-    return table | more
+    own = {"modules": list(deployment.modules)} if deployment.modules else {}
+    return table | own | more

@@ -100,9 +100,12 @@ class LocalFederation:
         return ServerFiles(self.folder / "certs" / "server")
 
     def __enter__(self) -> "LocalFederation":
+        sites = self.folder / "certs" / "sites"
+        if not sites.is_dir():
+            raise SettingsError(f"{sites}: no such folder; the keys and the data of the sites are missing")
         try:
             self.start_superlink()
-            for site in sorted((self.folder / "certs" / "sites").iterdir()):
+            for site in sorted(sites.iterdir()):
                 self.start_site(site.name)
         except BaseException:
             self.processes.stop()
@@ -142,7 +145,10 @@ def follow(
     while True:
         if federation is not None:
             federation.processes.check()
-        status, details = control.status(run)
+        try:
+            status, details = control.status(run)
+        except CoterieError as error:
+            raise CoterieError(f"{error}; go on with `coterie deploy resume {out}`") from error
         rounds = read_lines(out / "rounds.jsonl")
         for record in rounds[min(shown, len(rounds)) :]:
             watch(record)

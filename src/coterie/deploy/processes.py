@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import psutil
 
-from coterie.core.errors import CoterieError
+from coterie.core.errors import CoterieError, SettingsError
 from coterie.deploy.control import Control
 from coterie.engines.flower.certs import ServerFiles
 
@@ -145,6 +145,9 @@ def start_superlink(
 
     It encrypts, lets only these nodes in, and installs no packages.
     """
+    for file in (files.ca, files.certificate, files.key):
+        if not file.is_file():
+            raise SettingsError(f"{file}: no such file; `coterie deploy certs` makes it")
     folder.mkdir(parents=True, exist_ok=True)
     command = [
         str(Path(sys.executable).parent / "flower-superlink"),

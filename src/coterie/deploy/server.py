@@ -15,6 +15,7 @@ import numpy as np
 
 from coterie._version import __version__
 from coterie.core.errors import SettingsError, unknown
+from coterie.core.modules import homes_of
 from coterie.core.registry import checked
 from coterie.data.division import Division
 from coterie.data.population import Pool, Population, Shard, populate
@@ -24,10 +25,10 @@ from coterie.engines.chunk import ClientHost
 from coterie.engines.flower.engine import FlowerEngine, RoundLostError, Task, Transport, Waiting
 from coterie.engines.simulation.engine import Computing, server_parts
 from coterie.methods import methods
-from coterie.nets import make_net
+from coterie.nets import make_net, nets
 from coterie.nets.net import Net
 from coterie.runs.folder import RunFolder
-from coterie.runs.options import section_of
+from coterie.runs.options import import_modules, section_of
 from coterie.runs.settings import FORMAT, as_toml, check_format, made_of, read_table
 from coterie.server.federation import Federation
 from coterie.server.fitting import Checkpoint, Observer, Record, Result, fit
@@ -73,10 +74,11 @@ class Deployment:
     def from_table(cls, table: Mapping[str, Any], folder: Path) -> "Deployment":
         """The settings that a file contains; paths in them are relative to the file's folder."""
         check_format(table)
-        known = {"format", "coterie", "seed", "method", "server", *_SECTIONS}
+        known = {"format", "coterie", "modules", "seed", "method", "server", *_SECTIONS}
         for name in table:
             if name not in known:
                 raise unknown("entry of the settings", name, known)
+        import_modules(table)
         method, server = section_of(table, "method"), section_of(table, "server")
         if "name" not in method:
             raise SettingsError("the settings name no method: write [method] with name = ... in it")
@@ -99,10 +101,15 @@ class Deployment:
         """The settings in a file."""
         return cls.from_table(read_table(path), path.parent)
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The users' modules that its method and net come from, if they are not ours; sites need them, too."""
+        return homes_of([type(self.method), *([nets[self.task.net]] if self.task.net in nets else [])])
+
     def table(self) -> dict[str, Any]:
         """All settings, as the content of a settings file."""
         sections = {name: vars(getattr(self, field)) for name, (field, _) in _SECTIONS.items()}
-        top = {"format": FORMAT, "coterie": __version__, "seed": self.seed}
+        top = {"format": FORMAT, "coterie": __version__, "modules": self.modules or None, "seed": self.seed}
         method = {"name": self.method.name, **vars(self.method)}
         return as_toml({**top, "method": method, "server": {"data": self.server}, **sections})
 

@@ -1,7 +1,6 @@
 """A site's settings and data: what its owner decides in `site.toml`."""
 
-import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -9,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from coterie.core.errors import DataError, SettingsError
+from coterie.core.modules import own_module, own_thing
 from coterie.core.registry import checked, options
 from coterie.data.dataset import Dataset
 from coterie.data.division import Division
@@ -121,7 +121,7 @@ class SiteSettings:
     def open(self) -> RemoteSite:
         """The site with its data and its net in memory, ready to answer."""
         for module in self.modules:
-            importlib.import_module(module)
+            own_module(module)
         device, dtype = self.computing.find_device(), self.computing.dtype
         population = self.population()
         if not len(population.shards[0].train):
@@ -158,9 +158,8 @@ def load_own(data: str, labels: tuple[str, ...], size: int | None = None) -> tup
 
     If the file has an array `part`, which says what each sample is for, then also the places of these samples.
     """
-    module, colon, name = data.rpartition(":")
-    if colon:
-        loaded = imported(module, name)()
+    if ":" in data:
+        loaded = own_thing("data", data)()
         if not isinstance(loaded, Dataset):
             raise SettingsError(f"data={data}: gives {type(loaded).__name__}, not a coterie.Dataset")
         return relabelled(loaded, labels), None
@@ -181,14 +180,6 @@ def _parted(path: Path, arrays: Mapping[str, np.ndarray], labels: tuple[str, ...
         raise DataError(f"{path}: part must say 0, 1 or 2 for each of {len(data)} samples")
     train, validation, test = (np.flatnonzero(part == number) for number in range(len(PARTS)))
     return data, (train, validation, test)
-
-
-def imported(module: str, name: str) -> Callable[[], Any]:
-    """The function of this name in a module, as the owner of the settings has written it."""
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise SettingsError(f"{module}:{name}: cannot be imported ({error})") from error
 
 
 def relabelled(data: Dataset, labels: tuple[str, ...]) -> Dataset:

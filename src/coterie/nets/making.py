@@ -1,11 +1,9 @@
 """Makes nets: ours by their names, and those of users' own functions."""
 
-import importlib
-from collections.abc import Callable
-
 import torch
 
 from coterie.core.errors import SettingsError, unknown
+from coterie.core.modules import own_thing
 from coterie.data.tasks import TASKS, Task
 from coterie.nets.net import Factory, Net
 from coterie.nets.zoo import nets
@@ -15,16 +13,12 @@ def factory_named(name: str) -> Factory:
     """The factory of a net of ours by its name, or a user's own by its import path (`package.module:function`)."""
     if name in nets:
         return nets[name]
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    if ":" not in name:
         raise unknown("net", name, [*nets, "package.module:function"])
-    try:
-        factory: Callable[..., object] = getattr(importlib.import_module(module), attribute)
-    except Exception as error:  # whatever the user's module does when it is imported
-        raise SettingsError(f"net {name!r}: cannot be imported ({error})") from error
+    factory: Factory = own_thing("net", name)
     if not callable(factory):
         raise SettingsError(f"net {name!r}: not a function of (shape, classes) that gives an nn.Module")
-    return factory  # type: ignore[return-value]
+    return factory
 
 
 def make_net(

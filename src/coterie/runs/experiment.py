@@ -58,8 +58,9 @@ def run(
 ) -> Result:
     """Run a method in its world.
 
-    With `out`, everything is written to that folder; with `resume`, a run that was begun there goes on. Runs in the
-    same world can share a `federation`. Saving checkpoints takes at most the share `saving` of the time; without
+    With `out`, everything is written to that folder; with `resume`, a run that was begun there goes on, also to more
+    rounds than it had, unless the method or its schedule looked at their number from the beginning. Runs in the same
+    world can share a `federation`. Saving checkpoints takes at most the share `saving` of the time; without
     `keep_state` the last checkpoint is deleted when the run is finished. `keep_models` keeps what clients predict with.
     """
     world = settings.world
@@ -72,7 +73,8 @@ def run(
         checkpoint = None
         if out is not None:
             path = out.make() if isinstance(out, NewFolder) else out
-            folder = RunFolder(path, settings.resolved().table(), saving=saving, keep_state=keep_state)
+            table, tied = settings.resolved().table(), settings.method.tied_to_rounds
+            folder = RunFolder(path, table, saving=saving, keep_state=keep_state, tied_to_rounds=tied)
             checkpoint = folder.open(fed.net, resume)
             # First: an observer that stops the run does not lose the round that is done.
             observers = [folder, *observers]

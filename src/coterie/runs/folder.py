@@ -16,6 +16,7 @@ Records are appended before the checkpoint is written: when a run goes on, lines
 """
 
 import json
+import logging
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -36,6 +37,8 @@ from coterie.server.served_models import ServedModels
 
 MODELS = "models.safetensors"
 """The file of the models that clients predict with."""
+
+log = logging.getLogger("coterie")
 
 SAVING = 0.1
 """Share of the time that saving checkpoints may take."""
@@ -82,14 +85,16 @@ class RunFolder:
         every_round: bool = False,
         saving: float = SAVING,
         keep_state: bool = True,
+        tied_to_rounds: str = "this kind of run keeps to their number",
     ) -> None:
         """A folder for a run with these settings, as a table.
 
         A checkpoint is saved after every round with `every_round`, else as often as takes the share `saving` of the
-        time. Without `keep_state` the last one is deleted when the run is finished.
+        time. Without `keep_state` the last one is deleted when the run is finished. A run that is in the folder may get
+        more rounds if nothing ties it to their number, of which the errors that refuse it say the reason.
         """
         self.path, self._table, self._every_round = path, dict(table), every_round
-        self._saving, self._keep_state = saving, keep_state
+        self._saving, self._keep_state, self._tied_to_rounds = saving, keep_state, tied_to_rounds
         self._saved, self._cost = time.monotonic(), 0.0
         self._unlock: Callable[[], None] | None = None
 
@@ -139,7 +144,8 @@ class RunFolder:
             stored = StoredRun.read(self.path)
         except DataError as error:
             raise DataError(f"{error}; delete {self.path} to start this run over") from error
-        found = differences(self._table, stored.settings)
+        begun_with = {**self._table, "method": {**self._table.get("method", {}), **_rounds_of(stored.settings)}}
+        found = differences(begun_with, stored.settings)
         if found:
             more = "; ..." if len(found) > 3 else ""
             raise SettingsError(
@@ -147,10 +153,11 @@ class RunFolder:
                 "continue it with its own, or choose another folder"
             )
         if not is_finished(self.path):  # an unfinished copy may have been written over a finished run
-            for name in ("summary.json", "clients.jsonl"):
-                (self.path / name).unlink(missing_ok=True)
+            self._reopen()
         elif not self._state.is_file():
             raise FinishedError(f"out={self.path}: this run is finished")
+        if begun_with != self._table:
+            self._lengthen(stored)
         (self.path / "state").mkdir(exist_ok=True)
         if not self._state.is_file():
             self._rewrite({name: [] for name in _written(stored)})
@@ -171,6 +178,28 @@ class RunFolder:
             seconds = 0.0
         found = content.get("findings", {})
         return Checkpoint(content["state"], content["federation"], seconds, **kept, findings=found)
+
+    def _reopen(self) -> None:
+        """Delete what is only written at the end."""
+        for name in ("summary.json", "clients.jsonl"):
+            (self.path / name).unlink(missing_ok=True)
+
+    def _lengthen(self, stored: StoredRun) -> None:
+        """Give the run in the folder as many rounds as these settings have; an error if it cannot go on to them."""
+        ours, theirs = (_rounds_of(table).get("rounds", 0) for table in (self._table, stored.settings))
+        begun = f"rounds={ours}: the run in {self.path} was begun with {theirs}"
+        if ours < theirs:
+            raise SettingsError(f"{begun}; it can get more, not fewer")
+        if self._tied_to_rounds:
+            raise SettingsError(
+                f"{begun}, and {self._tied_to_rounds}: with more it is another run from its first round"
+            )
+        every = stored.settings.get("scoring", {}).get("evaluate_every", 1)
+        if stored.summary is not None and theirs % every:
+            log.warning("round %d was the last and so was scored; it stays between those of every %d", theirs, every)
+        self._reopen()
+        longer = {**stored.settings, "method": {**stored.settings["method"], "rounds": ours}}
+        write_whole(self.path / "settings.toml", tomli_w.dumps(longer))
 
     def _rewrite(self, records: Mapping[str, Iterable[Record]]) -> None:
         """Drop lines of rounds that are not in the checkpoint: they will be run again, and written again."""
@@ -288,6 +317,11 @@ def read_lines(path: Path) -> list[Record]:
 def _written(stored: StoredRun) -> dict[str, list[Record]]:
     """The records that are written as a run goes, by the name of their file."""
     return {"rounds": stored.rounds, "groups": stored.groups, "insights": stored.insights}
+
+
+def _rounds_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The number of rounds in settings, as an entry of a method's section; nothing if they do not say it."""
+    return {name: value for name, value in settings.get("method", {}).items() if name == "rounds"}
 
 
 def _read_summary(path: Path) -> Record | None:

@@ -27,8 +27,12 @@ _GENERAL = {"": ("split_seed", "net", "seed"), "data": ("data_dir", "limit", "ho
 
 _NAME = Option("name", str, None, "")
 
-_UNDECLARED = dict.fromkeys(("coterie", "format", "server.data"), Effect.NOTHING) | {"data.labels": Effect.COURSE}
-"""Entries that are no options: who wrote the settings, where a server has its data, the labels that the data has."""
+_UNDECLARED = {
+    **dict.fromkeys(("coterie", "format", "modules", "server.data"), Effect.NOTHING),
+    "data.labels": Effect.COURSE,
+}
+"""Entries that are no options: who wrote the settings, the users' modules that they need, where a server has its data,
+the labels that the data has."""
 
 _UNSET = (None, None)
 

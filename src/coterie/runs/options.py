@@ -10,6 +10,7 @@ from typing import Any
 from coterie.core.declarations import declaration
 from coterie.core.errors import SettingsError, unknown
 from coterie.core.fields import WITHOUT_EFFECT, check_range
+from coterie.core.modules import own_module
 from coterie.core.registry import Option, Registry, checked, options
 from coterie.data.division import Division
 from coterie.data.sources import sources
@@ -84,6 +85,7 @@ def table_of(
     have is theirs.
     """
     table = dict(base or {})
+    import_modules(table)
     for part, name in {"data": given.get("data"), "split": given.get("split"), "method": method}.items():
         section = table[part] = section_of(table, part)
         if name is not None and section.get("name", DEFAULTS[part]) != name:
@@ -164,6 +166,12 @@ def _homeless(name: str, known: Mapping[str, Mapping[str, Option]], apart: Colle
     if "." in name:
         return unknown("option", name, [f"{part}.{option}" for part, found in known.items() for option in found])
     return unknown("option", name, [*apart, *(option for found in known.values() for option in found)])
+
+
+def import_modules(content: Mapping[str, Any]) -> None:
+    """Import the users' modules that settings name, so that the methods, splits and nets in them are known."""
+    for name in checked("modules", content.get("modules", ()), tuple[str, ...]):
+        own_module(name)
 
 
 def section_of(content: Mapping[str, Any], name: str) -> dict[str, Any]:

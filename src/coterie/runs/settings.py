@@ -12,6 +12,7 @@ import numpy as np
 
 from coterie._version import __version__
 from coterie.core.errors import SettingsError, unknown
+from coterie.core.modules import homes_of
 from coterie.core.registry import Option, checked, options
 from coterie.data.dataset import Dataset
 from coterie.data.division import Division
@@ -21,8 +22,9 @@ from coterie.data.sources import sources
 from coterie.data.split import Split, SplitRule, split_rules
 from coterie.engines.simulation import Computing, Simulation
 from coterie.methods import methods
+from coterie.nets import nets
 from coterie.nets.net import Factory
-from coterie.runs.options import DEFAULTS, TOP, owners, routed, section_of, table_of
+from coterie.runs.options import DEFAULTS, TOP, import_modules, owners, routed, section_of, table_of
 from coterie.server.federation import Federation
 from coterie.server.method import Method
 from coterie.server.scoring import Scoring
@@ -171,12 +173,20 @@ class Settings:
         """These settings with everything spelled out: read from a file, they give the same run in any folder."""
         return replace(self, world=self.world.resolved())
 
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The users' modules that its method, split, data set and net come from, if they are not all ours."""
+        data, net = self.world.data, self.world.net or ""
+        named = [*([sources[data]] if data in sources else []), *([nets[net]] if net in nets else [])]
+        return homes_of([type(self.method), type(self.world.split), *named])
+
     def table(self) -> dict[str, Any]:
         """Everything, as a settings file has it. What is not set is left out."""
         world = self.world
         top = {"format": FORMAT, "coterie": __version__, "seed": world.seed, "split_seed": world.split_seed}
         content = {
             **top,
+            "modules": self.modules or None,
             "net": world.net,
             "data": {"name": world.data, **world.data_options, "labels": world.labels or None},
             "split": {"name": world.split.name, **_fields(world.split)},
@@ -193,11 +203,12 @@ class Settings:
         """Settings from a settings file's content."""
         if "task" in content:
             raise SettingsError("these are the settings of a run over real sites: go on with `coterie deploy resume`")
-        known = {"format", "coterie", "net", "seed", "split_seed", "arrivals", *DEFAULTS, *_SECTIONS}
+        known = {"format", "coterie", "modules", "net", "seed", "split_seed", "arrivals", *DEFAULTS, *_SECTIONS}
         for name in content:
             if name not in known:
                 raise unknown("entry of the settings", name, known)
         check_format(content)
+        import_modules(content)
         parts = {name: section_of(content, name) for name in (*DEFAULTS, "arrivals", *_SECTIONS)}
         data, split, method = (parts[name].pop("name", default) for name, default in DEFAULTS.items())
         if method is None:

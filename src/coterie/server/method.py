@@ -77,6 +77,15 @@ class Method(LocalTraining, ABC):
         """Why the method needs every sample to be of one class, as an error says it; empty if it does not."""
         return ""
 
+    @property
+    def tied_to_rounds(self) -> str:
+        """Why a run with more rounds is another one from its first round on, in words; empty if it is not.
+
+        So it is with some schedules of the rate. A method whose rounds look at how many there are (`fed.rounds`)
+        overrides this: otherwise a run that is made longer is not the one that had these rounds from its beginning.
+        """
+        return self.local.tied_to_rounds
+
     def check(self, fed: Federation) -> None:
         """Refuse a federation that the method cannot run on, before anything is written or sent."""
         if self.needs_classes and not fed.net.task.one_class:

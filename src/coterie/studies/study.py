@@ -4,10 +4,8 @@ A study has axes (data, setting, method ...), and a run for every combination of
 and figures say what is to be made of the runs, and which numbers a paper has printed in the same places.
 """
 
-import importlib
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, replace
@@ -19,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from coterie.core.errors import CoterieError, SettingsError, unknown
+from coterie.core.modules import own_module
 from coterie.core.registry import checked, options
 from coterie.methods import methods
 from coterie.runs.identity import deciding, decisive
@@ -213,7 +212,8 @@ class Study:
         """A study from its file, with everything in it checked."""
         content = read_table(path)
         with _inside(str(path)):
-            _import(content.get("modules", []), path.parent)
+            for module in checked("modules", content.get("modules", []), tuple[str, ...]):
+                own_module(module, path.parent)
             return cls.of(content, name or path.stem)
 
     @classmethod
@@ -431,17 +431,6 @@ def fitting(axes: Mapping[str, Iterable[str]], wanted: Mapping[str, str]) -> dic
         axis: tuple(label for label in entries if axis not in wanted or matches({axis: label}, {axis: wanted[axis]}))
         for axis, entries in axes.items()
     }
-
-
-def _import(modules: Any, beside: Path) -> None:
-    """Import a study's own modules, which may lie beside its file."""
-    for name in checked("modules", modules, tuple[str, ...]):
-        if not name.startswith("coterie."):  # the folder of a recipe would hide modules of the user's
-            sys.path.insert(0, str(beside.absolute()))
-        try:
-            importlib.import_module(name)
-        except Exception as error:  # whatever the user's module does when it is imported
-            raise SettingsError(f"modules: {name!r} cannot be imported ({error})") from error
 
 
 def _list(parts: Mapping[str, Any], name: str) -> Sequence[Any]:

@@ -60,6 +60,15 @@ class LocalTraining(Checked):
         if self.optimizer == "adam" and self.momentum:
             raise SettingsError(f"momentum={self.momentum}: belongs to sgd; adam has its own")
 
+    @property
+    def tied_to_rounds(self) -> str:
+        """Why a run with more rounds is another one from its first round on, in words; empty if it is not."""
+        words = {
+            "cosine": "schedule=cosine lowers the rate to zero until the last round",
+            "steps": "schedule=steps lowers the rate after parts of all rounds",
+        }
+        return words.get(self.schedule, "")
+
     def at(self, round: int, rounds: int) -> "LocalTraining":  # noqa: A002
         """These settings for one round (counted from 1): `rate` is what the schedule makes it, and then stays."""
         past = max(round - 1, 0)

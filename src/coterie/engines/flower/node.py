@@ -72,9 +72,10 @@ def serve(site: RemoteSite, superlink: str, ca: Path, key: Path, ready: Callable
     site's node key.
     """
     private = _private_key(key)
-    if not ca.is_file():
-        raise SettingsError(f"{ca}: no such file; it is the certificate of the federation's authority")
-    _check_server(superlink, ca)
+    try:
+        check_server(superlink, ca)
+    except ServerAwayError as error:
+        log.info("waiting: %s", error)
     _await_admission(superlink, ca, private)
     keys = (private, private.public_key())
     with http_request_response(superlink, False, str(ca), keys) as connection:
@@ -119,21 +120,31 @@ def _answer(site: RemoteSite, received: Any, pull: Any, confirm: Any, send: Any,
         push_objects(objects, lambda name, content: push(run, session, name, content), object_ids_to_push=wanted)
 
 
-def _check_server(superlink: str, ca: Path) -> None:
-    """Refuse a server without a certificate of the federation's authority; one that is not there yet is no error."""
+class ServerAwayError(CoterieError):
+    """Nobody answers at the address of a SuperLink."""
+
+
+def check_server(superlink: str, ca: Path) -> None:
+    """Refuse an address at which nobody answers, or somebody without a certificate of the federation's authority."""
     host, _, port = superlink.rpartition(":")
     if not host or not port.isdecimal():
         raise SettingsError(f"superlink={superlink}: write host:port, e.g. federation.example.org:8000")
+    if not ca.is_file():
+        what = "the certificate of the federation's authority, which `coterie deploy certs` makes"
+        raise SettingsError(f"{ca}: no such file; it is {what}")
     try:
         trusted = ssl.create_default_context(cafile=str(ca))
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(f"{ca}: cannot be read as the certificate of an authority ({error})") from error
+    try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=10) as plain:
             trusted.wrap_socket(plain, server_hostname=host.strip("[]")).close()
     except ssl.SSLError as error:
         raise CoterieError(
             f"the server at {superlink} does not identify itself with a certificate of the authority in {ca} ({error})"
         ) from error
-    except OSError as error:
-        log.info("waiting for the server at %s (%s)", superlink, error)
+    except (OSError, OverflowError) as error:
+        raise ServerAwayError(f"no server answers at {superlink} ({error})") from error
 
 
 def _await_admission(superlink: str, ca: Path, key: ec.EllipticCurvePrivateKey) -> None:
