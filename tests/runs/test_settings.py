@@ -395,6 +395,13 @@ def test_simulate_takes_objects():
     assert len(simulate(small(), Dirichlet(clients=3)).names) == 3
 
 
+def test_simulate_takes_the_samples_of_each_client():
+    fed = simulate(small(), [[0, 1, 5], range(10, 20)], "mlp", test_share=0.0, validation=0.0)
+    assert (list(fed.names), fed.sizes.tolist()) == (["0", "1"], [3, 10])
+    named = simulate(small(), {"south": np.arange(4), "north": [9, 8]}, "mlp", test_share=0.0, validation=0.0)
+    assert (list(named.names), named.sizes.tolist()) == (["south", "north"], [4, 2])
+
+
 def test_simulate_is_the_world_that_settings_make():
     options = {"clients": 3, "alpha": 0.4, "limit": 200}
     ours = simulate("digits", net="logistic", seed=1, split_seed=2, **options)
@@ -429,6 +436,17 @@ def test_simulate_takes_numpy_numbers():
         ({"arrivals": {99: 2}}, "arrivals: there is no client 99"),
         ({"clients": 2, "arrivals": {0: 2, 1: 3}}, "arrivals: nobody is there in the first round"),
         ({"dataset": small(), "split": Split((range(4), ()))}, "client 1 without samples"),
+        ({"dataset": small(), "split": {"north": [0, 1], "south": []}}, "client south without samples"),
+        (
+            {"dataset": small(), "split": {"north": [0, 1], "south": [2, 1]}},
+            "sample 1 is with north and with south; if that is meant, say repeats=True",
+        ),
+        ({"dataset": small(), "split": [[0, 3, 3], [1]]}, "sample 3 is twice with client 0"),
+        ({"dataset": small(), "split": [[0, 1], [2, 40]]}, r"\(0 to 39\): client 1 has sample 40"),
+        ({"dataset": small(), "split": [[0, 1], [-1]]}, "client 1 has sample -1"),
+        ({"dataset": small(), "split": [[0, 1], [2.5]]}, "the samples of client 1 are not whole numbers"),
+        ({"dataset": small(), "split": [0, 1, 1]}, r"expected the samples of each client, e.g. \[\[0, 1, 5\]"),
+        ({"dataset": small(), "split": []}, "expected the samples of each client"),
         ({"dataset": small(), "clients": 41}, "small has 40 samples, and every client needs one"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import dataclasses
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ from coterie.data.loading import load
 from coterie.data.population import Population, populate
 from coterie.data.sources import sources
 from coterie.data.split import Split, SplitRule, split_rules
+from coterie.data.splits import by_samples
 from coterie.engines.simulation import Computing, Simulation
 from coterie.methods import methods
 from coterie.nets.net import Factory
@@ -251,7 +252,7 @@ def default_net(data: str, dataset: Dataset) -> str:
 
 def simulate(
     dataset: str | Dataset = "digits",
-    split: str | SplitRule | Split = "dirichlet",
+    split: str | SplitRule | Split | Sequence[Any] | Mapping[str, Any] = "dirichlet",
     net: str | Factory | None = None,
     *,
     seed: int = 0,
@@ -261,9 +262,10 @@ def simulate(
 ) -> Federation:
     """A simulated federation: a data set divided among clients, and a net for them to train.
 
-    Data set, split and net are names or objects. Other options are those of the split (`clients=50`, `alpha=0.1`), of
-    the data set (`data_dir`, `limit`), of the clients' data (`test="labels"`, see `Division`) and of the computation
-    (`device="cuda"`, see `Computing`).
+    Data set, split and net are names or objects. A split may also be the samples of each client, as a list of lists or
+    by the clients' names: `{"north": [0, 1], "south": [2, 3, 4]}`. Other options are those of the split (`clients=50`,
+    `alpha=0.1`), of the data set (`data_dir`, `limit`), of the clients' data (`test="labels"`, see `Division`) and of
+    the computation (`device="cuda"`, see `Computing`).
 
     >>> fed = coterie.simulate("digits", split="label-skew", classes=2, clients=5, net="mlp")
     >>> len(fed.names)
@@ -274,7 +276,10 @@ def simulate(
     parts, _ = routed(given, known, apart=("dataset", *TOP[1:]))
     world_seed = seed if split_seed is None else split_seed
     data = _loaded(dataset, parts["data"], world_seed) if isinstance(dataset, str) else dataset
-    rule = split_rules.make(split, **parts["split"]) if isinstance(split, str) else split
+    if isinstance(split, str):
+        rule: SplitRule | Split = split_rules.make(split, **parts["split"])
+    else:
+        rule = split if isinstance(split, SplitRule | Split) else by_samples(split)
     population = populate(data, rule, Division(**parts["division"]), world_seed)
     _check_arrivals(arrivals or {}, len(population))
     net = net or default_net(names.get("data", ""), data)
