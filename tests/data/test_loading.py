@@ -80,7 +80,7 @@ def test_other_files_are_refused(tmp_path):
         ("digits", {"size": 8}, "unknown option of the data set digits 'size'"),
         ("svhn", {"extra": "yes"}, "extra='yes': expected true or false"),
         ("svhn", {"extras": True}, "did you mean extra"),
-        ("mine.npz", {"size": 8}, "size: data from an .npz file has no options"),
+        ("mine.npz", {"size": 8}, "unknown option of an .npz file 'size': known are kind, task"),
         (".", {"sizes": 8}, "did you mean size"),
     ],
 )

@@ -371,6 +371,15 @@ def test_data_has_a_net_that_fits_it(data, shape, net):
     assert default_net(data, Dataset(np.zeros((2, *shape)), [0, 1])) == net
 
 
+def test_own_data_can_be_told_what_it_is(tmp_path):
+    np.savez(tmp_path / "mine.npz", x=np.zeros((6, 4, 2)), y=[3, 5, 9, 3, 5, 9])
+    given = {"data": str(tmp_path / "mine.npz"), "kind": "series", "task": "regression", "net": "mlp"}
+    data = through_a_file(Settings.of(given, "fedavg")[0]).world.dataset
+    assert (data.kind, data.task) == ("series", "regression")
+    with pytest.raises(SettingsError, match="unknown kind 'serie': did you mean series"):
+        Settings.of({**given, "kind": "serie"}, "fedavg")
+
+
 # Python
 
 

@@ -1,5 +1,6 @@
 """Data by name or by path."""
 
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -53,15 +54,19 @@ def _own(data: str | Path, options: dict[str, Any]) -> Dataset:
     if not data or not path.exists():
         raise _nowhere(data)
     if path.is_dir():
-        for option in options:
-            if option != "size":
-                raise unknown("option of a folder of images", option, ["size"])
+        _check("a folder of images", options, ("size",))
         return from_folder(path, **options)
     if path.suffix.lower() != ".npz":
         raise DataError(f"{path}: own data is an .npz file or a folder of images per class")
-    if options:
-        raise SettingsError(f"{', '.join(options)}: data from an .npz file has no options")
-    return from_npz(path)
+    _check("an .npz file", options, ("kind", "task"))
+    return from_npz(path, **options)
+
+
+def _check(form: str, options: Iterable[str], known: Collection[str]) -> None:
+    """Refuse options that own data in this form does not have."""
+    for option in options:
+        if option not in known:
+            raise unknown(f"option of {form}", option, known)
 
 
 def _nowhere(data: str | Path) -> CoterieError:

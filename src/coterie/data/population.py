@@ -51,12 +51,16 @@ class Population:
     augment: bool
     data: str
     """The name of the data set."""
+    kind: str
+    """What an input is; see `Dataset.kind`."""
     task: Task = TASKS["classification"]
     """What is to be predicted."""
     target_shift: np.ndarray = field(default_factory=lambda: np.zeros(1))
     """What is subtracted from the numbers that are to be predicted, for each of them."""
     target_scale: np.ndarray = field(default_factory=lambda: np.ones(1))
     """What the differences are divided by then."""
+    vocabulary: int = 0
+    """How many ids there are, if inputs are tokens."""
     copies: int = 0
     """How many samples of the pool are transformed copies of others; these come last."""
 
@@ -120,7 +124,7 @@ def populate(data: Dataset, split: SplitRule | Split, division: Division | None 
     server = Shard("server", pool.places(probe, None), np.empty(0, np.int64), pool.places(everything, None))
     shift, scale = scaling_of(data, division.scaling)
     augment = division.augment == "crop-flip"
-    if augment and len(data.shape) != 3:
+    if augment and data.kind != "image":
         raise SettingsError(f"augment=crop-flip: needs images; {data.name} has inputs of shape {data.shape}")
     x, y = pool.arrays()
     trained = y[np.concatenate([shard.train for shard in shards])]
@@ -137,9 +141,11 @@ def populate(data: Dataset, split: SplitRule | Split, division: Division | None 
         scale,
         augment,
         data.name,
+        data.kind,
         data.kind_of_task,
         target_shift,
         target_scale,
+        data.vocabulary,
         copies,
     )
 
@@ -284,9 +290,12 @@ class _PoolUnderConstruction:
 
 
 def scaling_of(data: Dataset, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
-    """What is subtracted from a data set's inputs, and what they are divided by then, per channel."""
-    channels = data.shape[0]
-    if scaling == "none":
+    """What is subtracted from a data set's inputs, and what they are divided by then, per channel.
+
+    Ids are no amounts, and nothing is done to them.
+    """
+    channels = 1 if data.kind == "tokens" else data.channels
+    if scaling == "none" or data.kind == "tokens":
         return np.zeros(channels), np.ones(channels)
     if scaling == "unit":
         return np.zeros(channels), np.full(channels, 255.0 if data.x.dtype == np.uint8 else 1.0)
@@ -307,17 +316,18 @@ class Pool:
     """The samples of a population on the device that computes with them; inputs are scaled when a batch is gathered.
 
     Images lie channels-last, so that a gathered batch has the memory format in which convolutions are fastest on a CPU.
+    Ids of tokens are whole numbers, and stay so.
     """
 
     def __init__(self, x: Tensor, y: Tensor, factor: Tensor, offset: Tensor, augment: bool) -> None:
         self.x, self.y, self.factor, self.offset, self.augment = x, y, factor, offset, augment
-        self.images = x.dim() == 4
+        self.images, self.tokens = x.dim() == 4, x.dtype == torch.int32
 
     @classmethod
     def of(cls, population: Population, device: torch.device | str, dtype: torch.dtype) -> "Pool":
         """The pool of a population on a device, with inputs in this precision."""
         x = population.x
-        channel = (-1,) + (1,) * (x.ndim - 2)
+        channel = (-1,) if population.kind == "series" else (-1,) + (1,) * (x.ndim - 2)
         if x.ndim == 4:
             x, channel = np.ascontiguousarray(x.transpose(0, 2, 3, 1)), (-1,)
         factor = torch.from_numpy(1 / population.scale).to(device, dtype).reshape(channel)
@@ -335,7 +345,7 @@ class Pool:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of prepared inputs."""
+        """The precision of prepared inputs, unless these are ids."""
         return self.factor.dtype
 
     def inputs(self, index: Tensor, crops: Tensor | None = None) -> Tensor:
@@ -343,6 +353,8 @@ class Pool:
         x = self.x[index]
         if crops is not None:
             x = _cropped(x, crops)
+        if self.tokens:
+            return x.long()
         x = torch.addcmul(self.offset, x.to(self.dtype), self.factor)
         return x.movedim(-1, -3) if self.images else x
 

@@ -94,7 +94,7 @@ class Split:
         for transform in filter(None, set(self.transforms)):
             if transform not in TRANSFORMS:
                 raise unknown("transform", transform, TRANSFORMS)
-            if len(data.shape) != 3:
+            if data.kind != "image":
                 raise DataError(f"{transform} needs images; {data.name} has inputs of shape {data.shape}")
             if transform in ("rotate-90", "rotate-270") and data.shape[-1] != data.shape[-2]:
                 raise DataError(f"{transform} needs square images; {data.name} has {data.shape[-2]}x{data.shape[-1]}")

@@ -34,8 +34,12 @@ def make_net(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     task: Task = TASKS["classification"],
+    vocabulary: int = 0,
 ) -> Net:
-    """A net for inputs of a shape and a number of outputs, by its name or made by a function of these two."""
+    """A net for inputs of a shape and a number of outputs, by its name or made by a function of these two.
+
+    Where inputs are ids, `vocabulary` says how many ids there are, and the function is told so.
+    """
     factory = factory_named(net) if isinstance(net, str) else net
     name = net if isinstance(net, str) else f"{factory.__module__}:{getattr(factory, '__qualname__', factory)}"
-    return Net(factory, shape, classes, name, device, dtype, task)
+    return Net(factory, shape, classes, name, device, dtype, task, vocabulary)

@@ -4,6 +4,7 @@ A model is a row of `parameters` [n, P] and a row of `buffers` [n, Q]. So distan
 operations on matrices; a `Layout` gives the layers back as views.
 """
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -93,9 +94,10 @@ class Net:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         task: Task = TASKS["classification"],
+        vocabulary: int = 0,
     ) -> None:
         self.factory, self.shape, self.classes, self.name, self.task = factory, tuple(shape), classes, name, task
-        self.device, self.dtype = torch.device(device), dtype
+        self.device, self.dtype, self.vocabulary = torch.device(device), dtype, vocabulary
         self.module = adopt(self.build(torch.Generator()))
         named = dict(self.module.named_parameters())
         # Parameters that the factory has frozen are buffers here: nothing trains them.
@@ -115,7 +117,9 @@ class Net:
         """A fresh module from the factory, which initialises itself by its own rules from this generator."""
         try:
             with _Drawing(generator):
-                module = self.factory(self.shape, self.classes)
+                takes = self.vocabulary and "vocabulary" in inspect.signature(self.factory).parameters
+                told = {"vocabulary": self.vocabulary} if takes else {}
+                module = self.factory(self.shape, self.classes, **told)
         except Exception as error:
             raise SettingsError(self._misfit(error)) from error
         if not isinstance(module, nn.Module):
@@ -134,7 +138,7 @@ class Net:
             with torch.no_grad(), passing(Pass(training=True, key=torch.tensor(0))), _Drawing(drawn):
                 # Layers assign new running statistics: this dict takes them, and is thrown away.
                 tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
-                output = functional_call(self.module, tensors, (torch.zeros(2, *self.shape),))
+                output = functional_call(self.module, tensors, (self._blank(2),))
         except Exception as error:
             raise SettingsError(self._misfit(error)) from error
         if not torch.equal(before, drawn.get_state()):
@@ -144,6 +148,10 @@ class Net:
         shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
         if shape != (2, self.classes):
             raise SettingsError(self._misfit(f"2 samples give outputs of shape {shape}"))
+
+    def _blank(self, samples: int) -> Tensor:
+        """Inputs that are all zero."""
+        return torch.zeros(samples, *self.shape, dtype=torch.int64 if self.vocabulary else torch.get_default_dtype())
 
     def initial(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Fresh parameters [P] and buffers [Q], as the module itself initialises them, drawn from this generator."""
@@ -263,7 +271,8 @@ class Net:
         hooks = [m.register_forward_hook(count) for m in self.module.modules() if not list(m.children())]
         try:
             with torch.no_grad():
-                self.module(torch.zeros(1, *self.shape, device=self.device, dtype=self.dtype))
+                x = self._blank(1).to(self.device)
+                self.module(x if self.vocabulary else x.to(self.dtype))
         finally:
             for hook in hooks:
                 hook.remove()

@@ -5,16 +5,18 @@ second that torch takes.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from coterie.core.declarations import declaration
 from coterie.core.errors import SettingsError, unknown
 from coterie.core.fields import WITHOUT_EFFECT, check_range
 from coterie.core.registry import Option, Registry, checked, options
+from coterie.data.dataset import Kind
 from coterie.data.division import Division
 from coterie.data.sources import sources
 from coterie.data.split import SplitRule
 from coterie.data.splits import split_rules
+from coterie.data.tasks import TASKS
 from coterie.methods import methods
 
 GENERAL = (
@@ -43,6 +45,13 @@ GENERAL = (
 )
 """Options that no class declares."""
 
+OWN = (
+    Option("size", int, None, "Side in pixels to which the images of an own folder are scaled."),
+    Option("kind", Kind | None, None, "What inputs of own data are, if their axes do not show it."),
+    Option("task", Literal[tuple(TASKS)] | None, None, "What is predicted, if targets of own data do not show it."),
+)
+"""The options of own data."""
+
 SECTIONS = {
     "division": options(Division),
     "computing": declaration("coterie.engines.simulation.engine", "Computing").options,
@@ -67,7 +76,7 @@ _COMMON = {
 def data_options(data: str) -> tuple[Option, ...]:
     """The options that only this data set has, without its `seed`, which is the seed of the run."""
     if data not in sources:
-        return (Option("size", int, None, "Side in pixels to which the images of an own folder are scaled."),)
+        return OWN
     return tuple(option for option in sources.options(data) if option.name != "seed")
 
 

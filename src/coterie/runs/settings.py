@@ -23,6 +23,7 @@ from coterie.data.splits import by_samples
 from coterie.engines.simulation import Computing, Simulation
 from coterie.methods import methods
 from coterie.nets.net import Factory
+from coterie.nets.zoo import nets
 from coterie.runs.options import DEFAULTS, TOP, owners, routed, section_of, table_of
 from coterie.server.federation import Federation
 from coterie.server.method import Method
@@ -245,8 +246,9 @@ def default_net(data: str, dataset: Dataset) -> str:
     """A net that suits the data: the one that a known data set names, or one for the shape of the user's own data."""
     if data in sources:
         return sources[data].net
-    if len(dataset.shape) != 3:
-        return "mlp"
+    if dataset.kind != "image":
+        fitting = {"series": "cnn-1d", "tokens": "embedding-bag"}.get(dataset.kind, "mlp")
+        return fitting if fitting in nets else "mlp"
     return "lenet5" if min(dataset.shape[1:]) >= 16 else "cnn"
 
 

@@ -58,6 +58,7 @@ class Workers:
             "shape": net.shape,
             "classes": net.classes,
             "task": net.task.name,
+            "vocabulary": net.vocabulary,
             "double": net.dtype == torch.float64,
             "form": host.form.name,
             "half": host.form.half,
@@ -208,7 +209,8 @@ def _host(folder: Path) -> ClientHost:
     with safe_open(folder / "pool", "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     dtype = torch.float64 if setup["double"] else torch.float32
-    net = make_net(setup["net"], tuple(setup["shape"]), setup["classes"], "cpu", dtype, task_named(setup["task"]))
+    said = tuple(setup["shape"]), setup["classes"], "cpu", dtype, task_named(setup["task"]), setup["vocabulary"]
+    net = make_net(setup["net"], *said)
     shards = [Shard(*parts) for parts in setup["shards"]]
     pool = Pool(**tensors, augment=setup["augment"])
     return ClientHost(net, pool, shards, setup["common"], form_named(setup["form"], setup["half"]))
