@@ -69,9 +69,9 @@ def test_what_is_nowhere_gets_a_hint(data, kind, message):
 
 
 def test_other_files_are_refused(tmp_path):
-    (tmp_path / "table.csv").touch()
-    with pytest.raises(DataError, match=r"table.csv: own data is an .npz file or a folder"):
-        load("table.csv")
+    (tmp_path / "table.xlsx").touch()
+    with pytest.raises(DataError, match=r"table.xlsx: own data is an .npz file, a table \(.csv, .tsv, .parquet\), or"):
+        load("table.xlsx")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import numpy as np
 
 from coterie.core.errors import DataError, unknown
 from coterie.core.randomness import generator
+from coterie.data.schema import Schema
 from coterie.data.tasks import Task, inferred, task_named
 
 log = logging.getLogger("coterie")
@@ -70,6 +71,10 @@ class Dataset:
     `tokens` [time], which are ids from 0 on. If nobody says, numbers in two axes are features, and bytes in three or
     any numbers in four are images."""
 
+    schema: Schema | None = None
+    """What the columns of the table are from which the data is, if it is from one. Then not-a-number stands for a value
+    that is missing, until it is filled in with a mean over those samples that clients train on."""
+
     vocabulary: int = 0
     """How many ids there are, if inputs are tokens; by default those up to the highest that occurs."""
 
@@ -88,7 +93,7 @@ class Dataset:
         if users is not None and len(users) != len(y):
             raise DataError(f"{self.name}: {len(y)} samples but {len(users)} users")
         kind = _kind(self.name, x, self.kind)
-        x = _inputs(self.name, x, kind)
+        x = _inputs(self.name, x, kind, self.schema is not None)
         made = {"x": x, "y": y, "labels": labels, "users": users, "task": task, "kind": kind}
         made["vocabulary"] = self._count_ids(x, kind)
         for field, value in made.items():
@@ -227,7 +232,7 @@ def _pixels(x: np.ndarray) -> bool:
     return bool(x.dtype == np.uint8 or (whole and x.min() >= 0 and x.max() <= 255))
 
 
-def _inputs(name: str, x: np.ndarray, kind: str) -> np.ndarray:
+def _inputs(name: str, x: np.ndarray, kind: str, missing: bool) -> np.ndarray:
     if kind == "tokens":
         return _ids(name, x)
     if kind == "image" and x.ndim == 3:
@@ -246,8 +251,9 @@ def _inputs(name: str, x: np.ndarray, kind: str) -> np.ndarray:
         raise DataError(f"{name}: inputs of type {x.dtype}; expected numbers")
     with np.errstate(over="ignore"):  # what does not fit is found below
         x = np.ascontiguousarray(x, dtype=np.float32)
-    if not np.isfinite(x).all():
-        raise DataError(f"{name}: {(~np.isfinite(x)).sum()} input values are not finite numbers of single precision")
+    strange = ~np.isfinite(x) & ~(np.isnan(x) & missing)
+    if strange.any():
+        raise DataError(f"{name}: {strange.sum()} input values are not finite numbers of single precision")
     return x
 
 

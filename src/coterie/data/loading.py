@@ -10,6 +10,7 @@ from coterie.data.dataset import Dataset
 from coterie.data.own import from_folder, from_npz
 from coterie.data.sources import sources
 from coterie.data.storage import data_folder
+from coterie.data.tables import SUFFIXES, from_table, is_table
 
 
 def load(
@@ -22,7 +23,7 @@ def load(
     seed: int = 0,
     **options: Any,
 ) -> Dataset:
-    """A data set of the catalogue, or own data from an npz file or a folder of images.
+    """A data set of the catalogue, or own data from an npz file, a table, a folder of tables or a folder of images.
 
     A name of the catalogue comes first: a folder that is called like one is written `./mnist`. `folder` is where
     published files are looked for and downloaded to (see `data_folder`). `hold_out` is the share of every class that
@@ -53,11 +54,17 @@ def _own(data: str | Path, options: dict[str, Any]) -> Dataset:
     path = Path(data).expanduser()
     if not data or not path.exists():
         raise _nowhere(data)
+    if is_table(path):
+        _check("a table", options, ("target", "client", "drop", "task", "schema"))
+        return from_table(path, **options)
     if path.is_dir():
         _check("a folder of images", options, ("size",))
         return from_folder(path, **options)
     if path.suffix.lower() != ".npz":
-        raise DataError(f"{path}: own data is an .npz file or a folder of images per class")
+        raise DataError(
+            f"{path}: own data is an .npz file, a table ({', '.join(SUFFIXES)}), or a folder of either "
+            "tables or images per class"
+        )
     _check("an .npz file", options, ("kind", "task"))
     return from_npz(path, **options)
 

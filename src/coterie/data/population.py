@@ -12,6 +12,8 @@ from coterie.core.errors import DataError, SettingsError
 from coterie.core.randomness import generator
 from coterie.data.dataset import Dataset
 from coterie.data.division import Division, Scaling
+from coterie.data.moments import Moments
+from coterie.data.schema import Schema
 from coterie.data.split import TRANSFORMS, Split, SplitRule
 from coterie.data.tasks import TASKS, Task
 
@@ -63,6 +65,10 @@ class Population:
     """How many ids there are, if inputs are tokens."""
     copies: int = 0
     """How many samples of the pool are transformed copies of others; these come last."""
+    schema: Schema | None = None
+    """What the columns of the table are, if the data is from one."""
+    filling: np.ndarray | None = None
+    """What stands for a missing value, for each input: the mean over training samples. In `x` it is filled in."""
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -122,13 +128,21 @@ def populate(data: Dataset, split: SplitRule | Split, division: Division | None 
         probe = _last_of_each_class(data, division.server_samples)
     everything = np.arange(len(data), len(data) + (0 if data.test is None else len(data.test)))
     server = Shard("server", pool.places(probe, None), np.empty(0, np.int64), pool.places(everything, None))
-    shift, scale = scaling_of(data, division.scaling)
     augment = division.augment == "crop-flip"
     if augment and data.kind != "image":
         raise SettingsError(f"augment=crop-flip: needs images; {data.name} has inputs of shape {data.shape}")
     x, y = pool.arrays()
-    trained = y[np.concatenate([shard.train for shard in shards])]
-    target_shift, target_scale = target_scaling(trained) if data.task == "regression" else (np.zeros(1), np.ones(1))
+    trained = np.concatenate([shard.train for shard in shards])
+    filling = None
+    if data.schema is None:
+        shift, scale = scaling_of(data, division.scaling)
+    else:
+        moments = Moments.of(x[trained])
+        filling = data.schema.filling(moments)
+        x = filled(x, filling)
+        blank = np.zeros(data.channels), np.ones(data.channels)
+        shift, scale = data.schema.scaling(moments) if division.scaling == "channel" else blank
+    target_shift, target_scale = target_scaling(y[trained]) if data.task == "regression" else (np.zeros(1), np.ones(1))
     copies = len(y) - len(pool.y[0])
     return Population(
         x,
@@ -147,6 +161,8 @@ def populate(data: Dataset, split: SplitRule | Split, division: Division | None 
         target_scale,
         data.vocabulary,
         copies,
+        data.schema,
+        filling,
     )
 
 
@@ -301,6 +317,11 @@ def scaling_of(data: Dataset, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]
         return np.zeros(channels), np.full(channels, 255.0 if data.x.dtype == np.uint8 else 1.0)
     mean, deviation = data.moments
     return mean, np.where(deviation > 1e-8, deviation, 1.0)
+
+
+def filled(x: np.ndarray, filling: np.ndarray) -> np.ndarray:
+    """Inputs [sample, input] with these numbers in place of missing ones."""
+    return np.where(np.isnan(x), filling.astype(x.dtype), x)
 
 
 def target_scaling(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

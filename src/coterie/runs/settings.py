@@ -24,7 +24,7 @@ from coterie.engines.simulation import Computing, Simulation
 from coterie.methods import methods
 from coterie.nets.net import Factory
 from coterie.nets.zoo import nets
-from coterie.runs.options import DEFAULTS, TOP, owners, routed, section_of, table_of
+from coterie.runs.options import DEFAULTS, TOP, owners, routed, section_of, table_of, tells_clients
 from coterie.server.federation import Federation
 from coterie.server.method import Method
 from coterie.server.scoring import Scoring
@@ -107,7 +107,7 @@ class World:
 
     def resolved(self) -> "World":
         """This world with its net and its labels named, and with full paths to its files."""
-        places = {name: _full(value) for name, value in self.data_options.items() if name == "data_dir"}
+        places = {name: _full(value) for name, value in self.data_options.items() if name in ("data_dir", "schema")}
         paths = [option.name for option in options(type(self.split)) if Path in get_args(option.type)]
         named = {name: getattr(self.split, name) for name in paths}
         files = {name: _full(value) for name, value in named.items() if isinstance(value, str | Path) and str(value)}
@@ -254,7 +254,7 @@ def default_net(data: str, dataset: Dataset) -> str:
 
 def simulate(
     dataset: str | Dataset = "digits",
-    split: str | SplitRule | Split | Sequence[Any] | Mapping[str, Any] = "dirichlet",
+    split: str | SplitRule | Split | Sequence[Any] | Mapping[str, Any] | None = None,
     net: str | Factory | None = None,
     *,
     seed: int = 0,
@@ -265,14 +265,19 @@ def simulate(
     """A simulated federation: a data set divided among clients, and a net for them to train.
 
     Data set, split and net are names or objects. A split may also be the samples of each client, as a list of lists or
-    by the clients' names: `{"north": [0, 1], "south": [2, 3, 4]}`. Other options are those of the split (`clients=50`,
-    `alpha=0.1`), of the data set (`data_dir`, `limit`), of the clients' data (`test="labels"`, see `Division`) and of
-    the computation (`device="cuda"`, see `Computing`).
+    by the clients' names: `{"north": [0, 1], "south": [2, 3, 4]}`. Without one, a table that tells clients apart is
+    split by these, other data by `dirichlet`. Other options are those of the split (`clients=50`, `alpha=0.1`), of the
+    data set (`data_dir`, `limit`), of the clients' data (`test="labels"`, see `Division`) and of the computation
+    (`device="cuda"`, see `Computing`).
 
     >>> fed = coterie.simulate("digits", split="label-skew", classes=2, clients=5, net="mlp")
     >>> len(fed.names)
     5
     """
+    if split is None:
+        told = isinstance(dataset, str) and tells_clients(dataset, given.get("client"))
+        table = isinstance(dataset, Dataset) and dataset.schema is not None and dataset.users is not None
+        split = "natural" if told or table else "dirichlet"
     names = {part: name for part, name in (("data", dataset), ("split", split)) if isinstance(name, str)}
     known = {part: found for part, found in owners(**names).items() if part != "scoring"}
     parts, _ = routed(given, known, apart=("dataset", *TOP[1:]))
