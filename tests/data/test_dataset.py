@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.core.errors import DataError
+from coterie.core.errors import CoterieError, DataError
 from coterie.data import Dataset
 
 
@@ -22,7 +22,59 @@ from coterie.data import Dataset
     ],
 )
 def test_images_are_kept_channels_first(given_shape, kept_shape):
-    assert Dataset(np.zeros(given_shape), np.zeros(5, int)).shape == kept_shape
+    data = Dataset(np.zeros(given_shape), np.zeros(5, int), kind="image" if len(given_shape) == 3 else "")
+    assert (data.shape, data.kind) == (kept_shape, "features" if len(given_shape) == 2 else "image")
+
+
+def test_grey_images_and_series_look_alike_unless_they_are_bytes():
+    for x in (np.zeros((2, 3, 3)), np.full((2, 3, 3), 256), np.full((2, 3, 3), -1)):
+        with pytest.raises(DataError, match=r"shape \(2, 3, 3\) may be .* say kind=image or kind=series"):
+            Dataset(x, [0, 1])
+    assert Dataset(np.full((2, 3, 3), 255), [0, 1]).kind == "image"
+
+
+def test_series_are_no_images_and_are_scaled_by_their_channels():
+    x = np.arange(60.0).reshape(3, 4, 5) ** 2
+    data = Dataset(x, [0, 1, 0], kind="series")
+    assert (data.shape, data.channels, data.x.dtype, data.vocabulary) == ((4, 5), 5, np.float32, 0)
+    np.testing.assert_allclose(data.moments[0], x.mean((0, 1)))
+    np.testing.assert_allclose(data.moments[1], x.std((0, 1)), rtol=1e-6)
+    assert Dataset(x.astype(np.uint8), [0, 1, 0], kind="series").x.dtype == np.float32
+
+
+def test_series_whose_last_axis_is_short_keep_their_axes():
+    assert Dataset(np.zeros((2, 7, 3)), [0, 1], kind="series").shape == (7, 3)
+
+
+def test_tokens_are_ids_and_counted_over_train_and_test():
+    test = Dataset([[0, 9], [1, 1]], [0, 1], kind="tokens")
+    data = Dataset([[0, 5], [3, 3], [1, 2]], [0, 1, 0], kind="tokens", test=test)
+    assert (data.x.dtype, data.vocabulary, data.test.vocabulary) == (np.int32, 10, 10)
+    assert data.subset([1]).vocabulary == 10
+    assert Dataset([[0, 5]], [0], kind="tokens", vocabulary=80).vocabulary == 80
+    assert Dataset([[0, 5], [1, 2]], [0, 1]).kind == "features"
+
+
+@pytest.mark.parametrize(
+    ("x", "options", "message"),
+    [
+        (np.zeros((2, 4), int), {"kind": "token"}, "unknown kind of inputs 'token': did you mean tokens"),
+        (np.zeros((2, 4)), {"kind": "tokens"}, "takes ids, which are whole numbers, not float64"),
+        (np.full((2, 4), -1), {"kind": "tokens"}, "ids from -1 to -1; expected 0 to"),
+        (np.zeros((2, 4, 4), int), {"kind": "tokens"}, r"takes inputs \[sample, time\], not of shape \(2, 4, 4\)"),
+        (np.zeros((2, 4)), {"kind": "series"}, r"takes inputs \[sample, time, channel\], not of shape \(2, 4\)"),
+        (np.full((2, 4), 7), {"kind": "tokens", "vocabulary": 7}, "id 7, but vocabulary=7"),
+        (np.zeros((2, 4)), {"vocabulary": 7}, "vocabulary=7, but inputs are no tokens"),
+        (
+            np.zeros((2, 4), int),
+            {"kind": "tokens", "test": Dataset(np.zeros((2, 4), int), [0, 1])},
+            "test samples are features, the others tokens",
+        ),
+    ],
+)
+def test_inputs_that_do_not_fit_their_kind_are_refused(x, options, message):
+    with pytest.raises(CoterieError, match=message):
+        Dataset(x, [0, 1], **options)
 
 
 def test_channels_last_keeps_each_pixel_in_its_place():
@@ -36,8 +88,8 @@ def test_channels_last_keeps_each_pixel_in_its_place():
     [
         (np.zeros((2, 3, 3), np.int64), np.uint8),
         (np.full((2, 3, 3), 255, np.int32), np.uint8),
-        (np.full((2, 3, 3), 256), np.float32),
-        (np.full((2, 3, 3), -1), np.float32),
+        (np.full((2, 1, 3, 3), 256), np.float32),
+        (np.full((2, 1, 3, 3), -1), np.float32),
         (np.zeros((2, 4), np.int64), np.float32),
         (np.zeros((2, 4), bool), np.float32),
         (np.zeros((2, 4), np.float64), np.float32),

@@ -69,9 +69,9 @@ def test_what_is_nowhere_gets_a_hint(data, kind, message):
 
 
 def test_other_files_are_refused(tmp_path):
-    (tmp_path / "table.csv").touch()
-    with pytest.raises(DataError, match=r"table.csv: own data is an .npz file or a folder"):
-        load("table.csv")
+    (tmp_path / "table.xlsx").touch()
+    with pytest.raises(DataError, match=r"table.xlsx: own data is an .npz file, a table \(.csv, .tsv, .parquet\), or"):
+        load("table.xlsx")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_other_files_are_refused(tmp_path):
         ("digits", {"size": 8}, "unknown option of the data set digits 'size'"),
         ("svhn", {"extra": "yes"}, "extra='yes': expected true or false"),
         ("svhn", {"extras": True}, "did you mean extra"),
-        ("mine.npz", {"size": 8}, "size: data from an .npz file has no options"),
+        ("mine.npz", {"size": 8}, "unknown option of an .npz file 'size': known are kind, task"),
         (".", {"sizes": 8}, "did you mean size"),
     ],
 )

@@ -44,6 +44,17 @@ def test_npz_with_the_least(tmp_path):
     assert data.labels == ("cat", "dog")
 
 
+def test_npz_may_say_what_inputs_and_targets_are(tmp_path):
+    arrays = {"x": np.zeros((4, 5, 2)), "y": [3, 5, 9, 3], "x_test": np.zeros((1, 5, 2)), "y_test": [5]}
+    np.savez(tmp_path / "mine.npz", **arrays, kind="series")
+    data = from_npz(tmp_path / "mine.npz", task="regression")
+    assert (data.kind, data.test.kind, data.task, data.test.task) == ("series", "series", "regression", "regression")
+    with pytest.raises(SettingsError, match=r"kind=image: .* says kind=series"):
+        from_npz(tmp_path / "mine.npz", kind="image")
+    np.savez(tmp_path / "mine.npz", **arrays)
+    assert from_npz(tmp_path / "mine.npz", kind="series").kind == "series"
+
+
 def test_npz_test_labels_are_numbered_as_the_others(tmp_path):
     np.savez(tmp_path / "mine.npz", x=np.zeros((3, 5)), y=[1, 5, 9], x_test=np.zeros((1, 5)), y_test=[9])
     assert from_npz(tmp_path / "mine.npz").test.y.tolist() == [2]

@@ -371,3 +371,36 @@ def test_label_counts_are_of_the_training_samples():
 def test_a_split_is_checked_against_the_data():
     with pytest.raises(DataError, match="names samples that own does not have"):
         populate(DATA, Split((np.arange(61),)))
+
+
+# What inputs are
+
+
+def test_ids_stay_whole_numbers_and_are_not_scaled():
+    data = Dataset([[0, 5, 7], [3, 3, 1], [1, 2, 0]], [0, 1, 0], kind="tokens")
+    population = populate(data, Split((range(3),)))
+    pool = Pool.of(population, "cpu", torch.float32)
+    assert (population.kind, population.vocabulary) == ("tokens", 8)
+    inputs = pool.inputs(torch.tensor([[0, 2]]))
+    assert inputs.dtype == torch.int64
+    assert inputs.tolist() == [[[0, 5, 7], [1, 2, 0]]]
+
+
+def test_series_are_scaled_by_their_channels():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(50, 6, 3)) * [1, 10, 100] + [5, 0, -7]
+    pool = Pool.of(populate(Dataset(x, [0, 1] * 25, kind="series"), Split((range(50),))), "cpu", torch.float64)
+    inputs = pool.inputs(torch.arange(50))
+    assert inputs.shape == (50, 6, 3)
+    torch.testing.assert_close(inputs.mean((0, 1)), torch.zeros(3, dtype=torch.float64), atol=1e-6, rtol=0)
+    torch.testing.assert_close(inputs.std((0, 1), correction=0), torch.ones(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", ["series", "tokens"])
+def test_only_images_are_turned_and_cropped(kind):
+    x = np.zeros((4, 6, 6), int)[:, :, 0] if kind == "tokens" else np.zeros((4, 6, 6))
+    data = Dataset(x, [0, 1, 0, 1], kind=kind)
+    with pytest.raises(SettingsError, match="crop-flip: needs images"):
+        populate(data, Split((range(4),)), Division(augment="crop-flip"))
+    with pytest.raises(DataError, match="rotate-90 needs images"):
+        populate(data, Split((range(4),), transforms=("rotate-90",)))

@@ -373,3 +373,39 @@ def test_a_thousand_clients_of_lenet_run_in_four_gigabytes(tmp_path):
     )
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=900, check=True)
     assert int(done.stdout) / 1e6 < 4
+
+
+# Ids as inputs
+
+
+class Bag(nn.Module):
+    """The mean of what stands for each id, and a linear layer."""
+
+    def __init__(self, classes, vocabulary):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, 4)
+        self.head = nn.Linear(4, classes)
+
+    def forward(self, x):
+        return self.head(self.embedding(x).mean(1))
+
+
+def bag(shape, classes, vocabulary):
+    return Bag(classes, vocabulary)
+
+
+def test_ids_are_learned_from_alike_in_all_forms_and_workers():
+    rng = np.random.default_rng(0)
+    y = np.arange(120) % 3
+    x = np.where(rng.random((120, 6)) < 0.5, y[:, None] * 2, rng.integers(0, 11, (120, 6)))
+    data = coterie.Dataset(x, y, kind="tokens", vocabulary=12)
+    results = []
+    for options in ({"engine": "loop", "workers": 0}, {"engine": "vectorised", "workers": 0}, {"workers": 2}):
+        fed = coterie.simulate(data, "iid", bag, clients=4, precision="float64", **options)
+        try:
+            results.append(coterie.FedAvg(rounds=8, batch=8, rate=1.0).fit(fed))
+        finally:
+            fed.close()
+    for result in results:
+        assert result.summary["accuracy_mean"] > 0.8
+        assert result.summary["loss_mean"] == pytest.approx(results[0].summary["loss_mean"], rel=1e-9)

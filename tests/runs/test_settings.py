@@ -371,6 +371,15 @@ def test_data_has_a_net_that_fits_it(data, shape, net):
     assert default_net(data, Dataset(np.zeros((2, *shape)), [0, 1])) == net
 
 
+def test_own_data_can_be_told_what_it_is(tmp_path):
+    np.savez(tmp_path / "mine.npz", x=np.zeros((6, 4, 2)), y=[3, 5, 9, 3, 5, 9])
+    given = {"data": str(tmp_path / "mine.npz"), "kind": "series", "task": "regression", "net": "mlp"}
+    data = through_a_file(Settings.of(given, "fedavg")[0]).world.dataset
+    assert (data.kind, data.task) == ("series", "regression")
+    with pytest.raises(SettingsError, match="unknown kind 'serie': did you mean series"):
+        Settings.of({**given, "kind": "serie"}, "fedavg")
+
+
 # Python
 
 
@@ -393,6 +402,13 @@ def test_simulate_takes_objects():
     assert list(fed.names) == ["left", "right"]
     assert fed.net.parameters.total == 8
     assert len(simulate(small(), Dirichlet(clients=3)).names) == 3
+
+
+def test_simulate_takes_the_samples_of_each_client():
+    fed = simulate(small(), [[0, 1, 5], range(10, 20)], "mlp", test_share=0.0, validation=0.0)
+    assert (list(fed.names), fed.sizes.tolist()) == (["0", "1"], [3, 10])
+    named = simulate(small(), {"south": np.arange(4), "north": [9, 8]}, "mlp", test_share=0.0, validation=0.0)
+    assert (list(named.names), named.sizes.tolist()) == (["south", "north"], [4, 2])
 
 
 def test_simulate_is_the_world_that_settings_make():
@@ -429,6 +445,17 @@ def test_simulate_takes_numpy_numbers():
         ({"arrivals": {99: 2}}, "arrivals: there is no client 99"),
         ({"clients": 2, "arrivals": {0: 2, 1: 3}}, "arrivals: nobody is there in the first round"),
         ({"dataset": small(), "split": Split((range(4), ()))}, "client 1 without samples"),
+        ({"dataset": small(), "split": {"north": [0, 1], "south": []}}, "client south without samples"),
+        (
+            {"dataset": small(), "split": {"north": [0, 1], "south": [2, 1]}},
+            "sample 1 is with north and with south; if that is meant, say repeats=True",
+        ),
+        ({"dataset": small(), "split": [[0, 3, 3], [1]]}, "sample 3 is twice with client 0"),
+        ({"dataset": small(), "split": [[0, 1], [2, 40]]}, r"\(0 to 39\): client 1 has sample 40"),
+        ({"dataset": small(), "split": [[0, 1], [-1]]}, "client 1 has sample -1"),
+        ({"dataset": small(), "split": [[0, 1], [2.5]]}, "the samples of client 1 are not whole numbers"),
+        ({"dataset": small(), "split": [0, 1, 1]}, r"expected the samples of each client, e.g. \[\[0, 1, 5\]"),
+        ({"dataset": small(), "split": []}, "expected the samples of each client"),
         ({"dataset": small(), "clients": 41}, "small has 40 samples, and every client needs one"),
     ],
 )
@@ -438,7 +465,7 @@ def test_simulate_refuses_what_it_does_not_know(arguments, message):
 
 
 def test_simulate_says_what_does_not_fit():
-    with pytest.raises(SettingsError, match="not images"):
+    with pytest.raises(SettingsError, match="cnn takes images"):
         simulate(small(), net="cnn", clients=2)
     with pytest.raises(DataError, match="test=labels: small has no test part"):
         simulate(small(), clients=2, test="labels")

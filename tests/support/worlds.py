@@ -73,7 +73,8 @@ def world(
     ones = np.ones(shape[0])
     server = Shard("server", NOBODY, NOBODY, NOBODY)
     labels = tuple(map(str, range(classes)))
-    population = Population(x, y, shards, server, labels, None, 0 * ones, ones, augment, "own")
+    kind = "image" if x.ndim == 4 else "features"
+    population = Population(x, y, shards, server, labels, None, 0 * ones, ones, augment, "own", kind)
     net = make_net(factory, shape, classes, dtype=dtype)
     return World(net, Pool.of(population, "cpu", dtype), shards)
 

@@ -57,7 +57,11 @@ def show_data(name: str | None = None, /) -> None:
     from coterie.runs.options import data_options
 
     if name is None:
-        own = ("PATH", "Own data: an .npz file with arrays x and y, or a folder with a folder of images per class.")
+        own = (
+            "PATH",
+            "Own data: a table (CSV, Parquet) or a folder with one per client, an .npz file with arrays x and y, or a "
+            "folder with a folder of images per class.",
+        )
         _list(("data", "what it is"), [*((key, sources.summary(key)) for key in sources), own])
         return
     _describe(name, [sources.doc(name)], data_options(name), _facts(sources[name]))

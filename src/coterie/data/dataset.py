@@ -3,15 +3,30 @@
 import logging
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from coterie.core.errors import DataError
+from coterie.core.errors import DataError, unknown
 from coterie.core.randomness import generator
+from coterie.data.schema import Schema
 from coterie.data.tasks import Task, inferred, task_named
 
 log = logging.getLogger("coterie")
+
+Kind = Literal["features", "image", "series", "tokens"]
+"""What an input is: numbers in columns, an image, a series of measurements, or a row of ids such as those of words."""
+
+_FORMS = {
+    "features": "[sample, column]",
+    "image": "[sample, height, width] or [sample, channel, height, width]",
+    "series": "[sample, time, channel]",
+    "tokens": "[sample, time]",
+}
+"""The axes that inputs of each kind have."""
+
+_AXES = {"image": (3, 4), "series": (3,), "tokens": (2,)}
+"""How many axes inputs of a kind may have, where that is settled."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +42,7 @@ class Dataset:
     """
 
     x: np.ndarray
-    """Inputs, [sample, ...]: uint8 (0 to 255) or float32."""
+    """Inputs, [sample, ...]: uint8 (0 to 255) or float32; ids are int32."""
 
     y: np.ndarray
     """Targets: classes [sample], whole numbers from 0 on, which are places in `labels`; where a task has no classes,
@@ -51,10 +66,22 @@ class Dataset:
     the targets look like. Words and whole numbers are classes; fractions are amounts, and so are whole numbers of more
     than 20 different values that do not count from 0 on."""
 
+    kind: str = ""
+    """What an input is: `features` [column], an `image` [channel, height, width], a `series` [time, channel], or
+    `tokens` [time], which are ids from 0 on. If nobody says, numbers in two axes are features, and bytes in three or
+    any numbers in four are images."""
+
+    schema: Schema | None = None
+    """What the columns of the table are from which the data is, if it is from one. Then not-a-number stands for a value
+    that is missing, until it is filled in with a mean over those samples that clients train on."""
+
+    vocabulary: int = 0
+    """How many ids there are, if inputs are tokens; by default those up to the highest that occurs."""
+
     def __post_init__(self) -> None:
         x, y = _array(self.name, self.x), np.atleast_1d(_array(self.name, self.y))
         if x.ndim < 2:
-            raise DataError(f"{self.name}: inputs of shape {x.shape}; expected [sample, feature] or images")
+            raise DataError(f"{self.name}: inputs of shape {x.shape}; expected {', '.join(_FORMS.values())}")
         if len(x) != len(y):
             raise DataError(f"{self.name}: {len(x)} inputs but {len(y)} labels")
         if len(x) == 0:
@@ -65,15 +92,32 @@ class Dataset:
         users = None if self.users is None else np.asarray(self.users).reshape(-1)
         if users is not None and len(users) != len(y):
             raise DataError(f"{self.name}: {len(y)} samples but {len(users)} users")
-        made = {"x": _inputs(self.name, x), "y": y, "labels": labels, "users": users, "task": task}
+        kind = _kind(self.name, x, self.kind)
+        x = _inputs(self.name, x, kind, self.schema is not None)
+        made = {"x": x, "y": y, "labels": labels, "users": users, "task": task, "kind": kind}
+        made["vocabulary"] = self._count_ids(x, kind)
         for field, value in made.items():
             object.__setattr__(self, field, value)
         if self.test is not None:
             self._check_test(self.test, named)
 
+    def _count_ids(self, x: np.ndarray, kind: str) -> int:
+        """How many ids there are: as many as is said, which must be enough for all that occur."""
+        if kind != "tokens":
+            if self.vocabulary:
+                raise DataError(f"{self.name}: vocabulary={self.vocabulary}, but inputs are no tokens; say kind=tokens")
+            return 0
+        parts = [x] if self.test is None or self.test.kind != kind else [x, self.test.x]
+        highest = max(int(part.max()) for part in parts)
+        if 0 < self.vocabulary <= highest:
+            raise DataError(f"{self.name}: id {highest}, but vocabulary={self.vocabulary} has ids below that only")
+        return self.vocabulary or highest + 1
+
     def _check_test(self, test: "Dataset", named: bool) -> None:
         if test.shape != self.shape:
             raise DataError(f"{self.name}: test samples have shape {test.shape}, the others {self.shape}")
+        if test.kind != self.kind:
+            raise DataError(f"{self.name}: test samples are {test.kind}, the others {self.kind}; say kind= for both")
         if test.x.dtype != self.x.dtype:
             raise DataError(f"{self.name}: test samples are {test.x.dtype}, the others {self.x.dtype}")
         if test.labels != self.labels or test.task != self.task:
@@ -83,7 +127,10 @@ class Dataset:
             y = test.y if places or not test.kind_of_task.one_class else np.asarray(test.labels)[test.y]
             if self.task == "regression" and all(label.lstrip("-").isdecimal() for label in test.labels):
                 y = y.astype(np.float64)  # whole numbers, which look like classes if they are few
-            object.__setattr__(self, "test", replace(test, y=y, labels=self.labels, task=self.task))
+            test = replace(test, y=y, labels=self.labels, task=self.task)
+        if test.vocabulary != self.vocabulary:
+            test = replace(test, vocabulary=self.vocabulary)
+        object.__setattr__(self, "test", test)
 
     def __len__(self) -> int:
         return len(self.y)
@@ -103,16 +150,22 @@ class Dataset:
         """The shape of one input."""
         return self.x.shape[1:]
 
+    @property
+    def channels(self) -> int:
+        """How many channels an input has, which are scaled one by one; columns are channels too."""
+        return self.shape[-1] if self.kind == "series" else self.shape[0]
+
     @cached_property
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and deviation of the inputs, per channel."""
+        channel = self.x.ndim - 1 if self.kind == "series" else 1
         if self.x.dtype == np.uint8:
             values = np.arange(256.0)
-            hits = [_histogram(self.x[:, channel]) for channel in range(self.shape[0])]
+            hits = [_histogram(self.x.take(place, axis=channel)) for place in range(self.channels)]
             mean = np.array([hit @ values / hit.sum() for hit in hits])
             spread = [np.sqrt(hit @ (values - m) ** 2 / hit.sum()) for hit, m in zip(hits, mean, strict=True)]
             return mean, np.array(spread)
-        axes = tuple(axis for axis in range(self.x.ndim) if axis != 1)
+        axes = tuple(axis for axis in range(self.x.ndim) if axis != channel)
         return self.x.mean(axes, dtype=np.float64), self.x.std(axes, dtype=np.float64)
 
     def subset(self, index: Any) -> "Dataset":
@@ -157,25 +210,61 @@ def _array(name: str, values: Any) -> np.ndarray:
         raise DataError(f"{name}: cannot be made an array ({error})") from error
 
 
-def _inputs(name: str, x: np.ndarray) -> np.ndarray:
-    if x.ndim == 3:
+def _kind(name: str, x: np.ndarray, told: str) -> str:
+    """What inputs are: what is said, which must fit, or what their axes show."""
+    if told:
+        if told not in get_args(Kind):
+            raise unknown("kind of inputs", told, get_args(Kind))
+        if x.ndim not in _AXES.get(told, (x.ndim,)):
+            raise DataError(f"{name}: kind={told} takes inputs {_FORMS[told]}, not of shape {x.shape}")
+        return told
+    if x.ndim == 3 and not _pixels(x):
+        raise DataError(
+            f"{name}: inputs of shape {x.shape} may be grey images [sample, height, width] or series "
+            "[sample, time, channel]: say kind=image or kind=series"
+        )
+    return "image" if x.ndim in (3, 4) else "features"
+
+
+def _pixels(x: np.ndarray) -> bool:
+    """Whether inputs are whole numbers that fit into bytes."""
+    whole = x.dtype.kind in "iu" and x.size > 0
+    return bool(x.dtype == np.uint8 or (whole and x.min() >= 0 and x.max() <= 255))
+
+
+def _inputs(name: str, x: np.ndarray, kind: str, missing: bool) -> np.ndarray:
+    if kind == "tokens":
+        return _ids(name, x)
+    if kind == "image" and x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[-1] in (1, 3, 4) and x.shape[1] not in (1, 3, 4):
         x = x.transpose(0, 3, 1, 2)
+    if kind == "series" and x.dtype.kind in "iu":
+        x = x.astype(np.float32)
     if x.dtype == np.uint8:
         return np.ascontiguousarray(x)
     if x.dtype == bool:
         return np.ascontiguousarray(x, dtype=np.float32)
     if np.issubdtype(x.dtype, np.integer):
-        whole_bytes = x.ndim == 4 and x.min() >= 0 and x.max() <= 255
-        return np.ascontiguousarray(x, dtype=np.uint8 if whole_bytes else np.float32)
+        return np.ascontiguousarray(x, dtype=np.uint8 if x.ndim == 4 and _pixels(x) else np.float32)
     if not np.issubdtype(x.dtype, np.floating):
         raise DataError(f"{name}: inputs of type {x.dtype}; expected numbers")
     with np.errstate(over="ignore"):  # what does not fit is found below
         x = np.ascontiguousarray(x, dtype=np.float32)
-    if not np.isfinite(x).all():
-        raise DataError(f"{name}: {(~np.isfinite(x)).sum()} input values are not finite numbers of single precision")
+    strange = ~np.isfinite(x) & ~(np.isnan(x) & missing)
+    if strange.any():
+        raise DataError(f"{name}: {strange.sum()} input values are not finite numbers of single precision")
     return x
+
+
+def _ids(name: str, x: np.ndarray) -> np.ndarray:
+    """Tokens as they are kept."""
+    if x.dtype.kind not in "iu":
+        raise DataError(f"{name}: kind=tokens takes ids, which are whole numbers, not {x.dtype}")
+    most = np.iinfo(np.int32).max
+    if x.min() < 0 or x.max() > most:
+        raise DataError(f"{name}: ids from {x.min()} to {x.max()}; expected 0 to {most}")
+    return np.ascontiguousarray(x, dtype=np.int32)
 
 
 def _told(name: str, y: np.ndarray, task: str) -> str:

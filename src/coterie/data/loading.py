@@ -1,5 +1,6 @@
 """Data by name or by path."""
 
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from coterie.data.dataset import Dataset
 from coterie.data.own import from_folder, from_npz
 from coterie.data.sources import sources
 from coterie.data.storage import data_folder
+from coterie.data.tables import SUFFIXES, from_table, is_table
 
 
 def load(
@@ -21,7 +23,7 @@ def load(
     seed: int = 0,
     **options: Any,
 ) -> Dataset:
-    """A data set of the catalogue, or own data from an npz file or a folder of images.
+    """A data set of the catalogue, or own data from an npz file, a table, a folder of tables or a folder of images.
 
     A name of the catalogue comes first: a folder that is called like one is written `./mnist`. `folder` is where
     published files are looked for and downloaded to (see `data_folder`). `hold_out` is the share of every class that
@@ -52,16 +54,26 @@ def _own(data: str | Path, options: dict[str, Any]) -> Dataset:
     path = Path(data).expanduser()
     if not data or not path.exists():
         raise _nowhere(data)
+    if is_table(path):
+        _check("a table", options, ("target", "client", "drop", "task", "schema"))
+        return from_table(path, **options)
     if path.is_dir():
-        for option in options:
-            if option != "size":
-                raise unknown("option of a folder of images", option, ["size"])
+        _check("a folder of images", options, ("size",))
         return from_folder(path, **options)
     if path.suffix.lower() != ".npz":
-        raise DataError(f"{path}: own data is an .npz file or a folder of images per class")
-    if options:
-        raise SettingsError(f"{', '.join(options)}: data from an .npz file has no options")
-    return from_npz(path)
+        raise DataError(
+            f"{path}: own data is an .npz file, a table ({', '.join(SUFFIXES)}), or a folder of either "
+            "tables or images per class"
+        )
+    _check("an .npz file", options, ("kind", "task"))
+    return from_npz(path, **options)
+
+
+def _check(form: str, options: Iterable[str], known: Collection[str]) -> None:
+    """Refuse options that own data in this form does not have."""
+    for option in options:
+        if option not in known:
+            raise unknown(f"option of {form}", option, known)
 
 
 def _nowhere(data: str | Path) -> CoterieError:

@@ -1,6 +1,6 @@
 """Data that users bring: from an npz file, a folder of images or a torch dataset."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,17 +18,41 @@ _GREY_MODES = frozenset({"1", "L", "LA"})
 _COLOUR_MODES = frozenset({"CMYK", "HSV", "LAB", "P", "PA", "RGB", "RGBA", "RGBX", "YCbCr"})
 
 
-def from_npz(path: str | Path) -> Dataset:
-    """Data from the arrays x and y of an npz file, and x_test, y_test, labels and users if they are there."""
+NPZ = ("x_test", "y_test", "labels", "users", "kind")
+"""The arrays that an npz file may have besides x and y."""
+
+
+def from_npz(path: str | Path, kind: str = "", task: str = "") -> Dataset:
+    """Data from the arrays x and y of an npz file, and x_test, y_test, labels, users and kind if they are there.
+
+    `kind` says what inputs are and `task` what is predicted (see `Dataset`); the file may say the kind itself.
+    """
     path = Path(path)
-    arrays = read_npz(path, ("x", "y"), ("x_test", "y_test", "labels", "users"))
+    arrays = read_npz(path, ("x", "y"), NPZ)
+    said = kind_in(arrays)
+    if kind and said and kind != said:
+        raise SettingsError(f"kind={kind}: {path} says kind={said}")
+    kind = kind or said
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(f"{path}: x_test and y_test belong together, but only one of them is there")
     labels = tuple(map(str, arrays.get("labels", ())))
     test = None
     if "x_test" in arrays:
-        test = Dataset(arrays["x_test"], arrays["y_test"], labels=labels, name=path.stem)
-    return Dataset(arrays["x"], arrays["y"], test=test, labels=labels, users=arrays.get("users"), name=path.stem)
+        test = Dataset(arrays["x_test"], arrays["y_test"], labels=labels, name=path.stem, task=task, kind=kind)
+    return Dataset(
+        *(arrays["x"], arrays["y"]),
+        test=test,
+        labels=labels,
+        users=arrays.get("users"),
+        name=path.stem,
+        task=task,
+        kind=kind,
+    )
+
+
+def kind_in(arrays: Mapping[str, np.ndarray]) -> str:
+    """What the arrays of an npz file say that inputs are; nothing if they do not say it."""
+    return str(arrays["kind"].item()) if "kind" in arrays and arrays["kind"].size == 1 else ""
 
 
 def from_folder(path: str | Path, size: int | tuple[int, int] | None = None) -> Dataset:
@@ -51,16 +75,19 @@ def from_folder(path: str | Path, size: int | tuple[int, int] | None = None) -> 
     return Dataset(*_pixels(train, labels, mode, shape), test=part, labels=labels, name=path.name)
 
 
-def from_torch(dataset: Any, test: Any = None, labels: Sequence[str] | None = None) -> Dataset:
+def from_torch(
+    dataset: Any, test: Any = None, labels: Sequence[str] | None = None, kind: str = "", task: str = ""
+) -> Dataset:
     """Data from a map-style torch dataset of pairs (x, y), and its test part from another.
 
     An x is a tensor, an array or a PIL image; a y is a number or a word. The label names are the given ones, else the
-    dataset's `classes`, as torchvision's datasets have them.
+    dataset's `classes`, as torchvision's datasets have them. `kind` says what an x is and `task` what is predicted, if
+    that is not what they look like (see `Dataset`).
     """
     names = tuple(map(str, getattr(dataset, "classes", ()) if labels is None else labels))
     name = type(dataset).__name__
-    part = Dataset(*_items(test), labels=names, name=name) if test is not None else None
-    return Dataset(*_items(dataset), test=part, labels=names, name=name)
+    part = Dataset(*_items(test), labels=names, name=name, kind=kind, task=task) if test is not None else None
+    return Dataset(*_items(dataset), test=part, labels=names, name=name, kind=kind, task=task)
 
 
 def _items(dataset: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -12,6 +12,8 @@ from coterie.core.errors import DataError, SettingsError
 from coterie.core.randomness import generator
 from coterie.data.dataset import Dataset
 from coterie.data.division import Division, Scaling
+from coterie.data.moments import Moments
+from coterie.data.schema import Schema
 from coterie.data.split import TRANSFORMS, Split, SplitRule
 from coterie.data.tasks import TASKS, Task
 
@@ -51,14 +53,22 @@ class Population:
     augment: bool
     data: str
     """The name of the data set."""
+    kind: str
+    """What an input is; see `Dataset.kind`."""
     task: Task = TASKS["classification"]
     """What is to be predicted."""
     target_shift: np.ndarray = field(default_factory=lambda: np.zeros(1))
     """What is subtracted from the numbers that are to be predicted, for each of them."""
     target_scale: np.ndarray = field(default_factory=lambda: np.ones(1))
     """What the differences are divided by then."""
+    vocabulary: int = 0
+    """How many ids there are, if inputs are tokens."""
     copies: int = 0
     """How many samples of the pool are transformed copies of others; these come last."""
+    schema: Schema | None = None
+    """What the columns of the table are, if the data is from one."""
+    filling: np.ndarray | None = None
+    """What stands for a missing value, for each input: the mean over training samples. In `x` it is filled in."""
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -118,13 +128,21 @@ def populate(data: Dataset, split: SplitRule | Split, division: Division | None 
         probe = _last_of_each_class(data, division.server_samples)
     everything = np.arange(len(data), len(data) + (0 if data.test is None else len(data.test)))
     server = Shard("server", pool.places(probe, None), np.empty(0, np.int64), pool.places(everything, None))
-    shift, scale = scaling_of(data, division.scaling)
     augment = division.augment == "crop-flip"
-    if augment and len(data.shape) != 3:
+    if augment and data.kind != "image":
         raise SettingsError(f"augment=crop-flip: needs images; {data.name} has inputs of shape {data.shape}")
     x, y = pool.arrays()
-    trained = y[np.concatenate([shard.train for shard in shards])]
-    target_shift, target_scale = target_scaling(trained) if data.task == "regression" else (np.zeros(1), np.ones(1))
+    trained = np.concatenate([shard.train for shard in shards])
+    filling = None
+    if data.schema is None:
+        shift, scale = scaling_of(data, division.scaling)
+    else:
+        moments = Moments.of(x[trained])
+        filling = data.schema.filling(moments)
+        x = filled(x, filling)
+        blank = np.zeros(data.channels), np.ones(data.channels)
+        shift, scale = data.schema.scaling(moments) if division.scaling == "channel" else blank
+    target_shift, target_scale = target_scaling(y[trained]) if data.task == "regression" else (np.zeros(1), np.ones(1))
     copies = len(y) - len(pool.y[0])
     return Population(
         x,
@@ -137,10 +155,14 @@ def populate(data: Dataset, split: SplitRule | Split, division: Division | None 
         scale,
         augment,
         data.name,
+        data.kind,
         data.kind_of_task,
         target_shift,
         target_scale,
+        data.vocabulary,
         copies,
+        data.schema,
+        filling,
     )
 
 
@@ -284,14 +306,22 @@ class _PoolUnderConstruction:
 
 
 def scaling_of(data: Dataset, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
-    """What is subtracted from a data set's inputs, and what they are divided by then, per channel."""
-    channels = data.shape[0]
-    if scaling == "none":
+    """What is subtracted from a data set's inputs, and what they are divided by then, per channel.
+
+    Ids are no amounts, and nothing is done to them.
+    """
+    channels = 1 if data.kind == "tokens" else data.channels
+    if scaling == "none" or data.kind == "tokens":
         return np.zeros(channels), np.ones(channels)
     if scaling == "unit":
         return np.zeros(channels), np.full(channels, 255.0 if data.x.dtype == np.uint8 else 1.0)
     mean, deviation = data.moments
     return mean, np.where(deviation > 1e-8, deviation, 1.0)
+
+
+def filled(x: np.ndarray, filling: np.ndarray) -> np.ndarray:
+    """Inputs [sample, input] with these numbers in place of missing ones."""
+    return np.where(np.isnan(x), filling.astype(x.dtype), x)
 
 
 def target_scaling(targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -307,6 +337,7 @@ class Pool:
     """The samples of a population on the device that computes with them; inputs are scaled when a batch is gathered.
 
     Images lie channels-last, so that a gathered batch has the memory format in which convolutions are fastest on a CPU.
+    Ids of tokens are whole numbers, and stay so.
     """
 
     def __init__(
@@ -322,13 +353,13 @@ class Pool:
         self.x, self.y, self.factor, self.offset, self.augment = x, y, factor, offset, augment
         self.target_shift = torch.zeros(1) if target_shift is None else target_shift
         self.target_scale = torch.ones(1) if target_scale is None else target_scale
-        self.images = x.dim() == 4
+        self.images, self.tokens = x.dim() == 4, x.dtype == torch.int32
 
     @classmethod
     def of(cls, population: Population, device: torch.device | str, dtype: torch.dtype) -> "Pool":
         """The pool of a population on a device, with inputs in this precision."""
         x = population.x
-        channel = (-1,) + (1,) * (x.ndim - 2)
+        channel = (-1,) if population.kind == "series" else (-1,) + (1,) * (x.ndim - 2)
         if x.ndim == 4:
             x, channel = np.ascontiguousarray(x.transpose(0, 2, 3, 1)), (-1,)
         factor = torch.from_numpy(1 / population.scale).to(device, dtype).reshape(channel)
@@ -357,7 +388,7 @@ class Pool:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of prepared inputs."""
+        """The precision of prepared inputs, unless these are ids."""
         return self.factor.dtype
 
     def inputs(self, index: Tensor, crops: Tensor | None = None) -> Tensor:
@@ -365,6 +396,8 @@ class Pool:
         x = self.x[index]
         if crops is not None:
             x = _cropped(x, crops)
+        if self.tokens:
+            return x.long()
         x = torch.addcmul(self.offset, x.to(self.dtype), self.factor)
         return x.movedim(-1, -3) if self.images else x
 

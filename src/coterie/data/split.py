@@ -84,18 +84,34 @@ class Split:
         if empty:
             raise DataError(f"{_some('client', empty)} without samples: use fewer clients or a milder split")
         everything = np.concatenate(self.indices)
-        if everything.min() < 0 or everything.max() >= len(data):
-            raise DataError(f"the split names samples that {data.name} does not have (0 to {len(data) - 1})")
-        if not self.repeats and len(np.unique(everything)) != len(everything):
-            raise DataError("the split gives a sample to several clients")
+        owners = np.repeat(np.arange(count), self.sizes)
+        strange = np.flatnonzero((everything < 0) | (everything >= len(data)))
+        if len(strange):
+            found = f"client {self.names[owners[strange[0]]]} has sample {everything[strange[0]]}"
+            raise DataError(f"the split names samples that {data.name} does not have (0 to {len(data) - 1}): {found}")
+        if not self.repeats:
+            self._refuse_repeats(everything, owners)
         for transform in filter(None, set(self.transforms)):
             if transform not in TRANSFORMS:
                 raise unknown("transform", transform, TRANSFORMS)
-            if len(data.shape) != 3:
+            if data.kind != "image":
                 raise DataError(f"{transform} needs images; {data.name} has inputs of shape {data.shape}")
             if transform in ("rotate-90", "rotate-270") and data.shape[-1] != data.shape[-2]:
                 raise DataError(f"{transform} needs square images; {data.name} has {data.shape[-2]}x{data.shape[-1]}")
         return self
+
+    def _refuse_repeats(self, samples: np.ndarray, owners: np.ndarray) -> None:
+        """Refuse a split that gives a sample twice; `owners` are the clients that the samples are given to."""
+        order = np.argsort(samples, kind="stable")
+        again = np.flatnonzero(np.diff(samples[order]) == 0)
+        if not len(again):
+            return
+        first, second = (self.names[owner] for owner in owners[order[again[0] : again[0] + 2]])
+        told = f"sample {samples[order[again[0]]]} is twice with client {first}"
+        if first != second:
+            told = f"sample {samples[order[again[0]]]} is with {first} and with {second}"
+            told = f"the split gives a sample to several clients: {told}; if that is meant, say repeats=True"
+        raise DataError(told)
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ def site_table(deployment: Deployment, name: str, data: str, **more: Any) -> Map
         "net": task.net,
         "shift": list(task.shift),
         "scale": list(task.scale),
+        "vocabulary": task.vocabulary,
         "allow": [*ALLOWED, *(f"{module}.*" for module in deployment.modules)],
         "superlink": "127.0.0.1:8000",
         "ca": "ca.pem",

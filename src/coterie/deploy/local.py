@@ -42,6 +42,7 @@ def deployment_of(settings: Settings, waiting: Waiting | None = None) -> Deploym
         shift=tuple(shift.tolist()),
         scale=tuple(scale.tolist()),
         name=Path(world.data).stem,
+        vocabulary=data.vocabulary,
     )
     return Deployment(
         settings.method,
@@ -75,7 +76,7 @@ def _write_data(path: Path, population: Population, shard: Shard) -> None:
     """Write the samples of one client into a file, with an array `part` that says what each sample is for."""
     places = [shard.part(part) for part in PARTS]
     index, part = np.concatenate(places), np.repeat(np.arange(len(PARTS)), [len(place) for place in places])
-    np.savez(path, x=population.x[index], y=population.y[index], part=part)
+    np.savez(path, x=population.x[index], y=population.y[index], part=part, kind=population.kind)
 
 
 @dataclass

@@ -116,7 +116,9 @@ class Deployment:
     def engine(self, transport: Transport) -> FlowerEngine:
         """The engine for the sites behind a transport."""
         device, dtype = self.computing.find_device(), self.computing.dtype
-        net = make_net(self.task.net, self.task.shape, len(self.task.labels), device, dtype)
+        net = make_net(
+            *(self.task.net, self.task.shape, len(self.task.labels), device, dtype), vocabulary=self.task.vocabulary
+        )
         held = self._server_population()
         own = None
         if held is not None:
@@ -129,7 +131,7 @@ class Deployment:
         """The server as a population without clients: its own samples, and the global test set."""
         if self.server is None:
             return None
-        data, given = load_own(self.server, self.task.labels)
+        data, given = load_own(self.server, self.task.labels, vocabulary=self.task.vocabulary)
         if data.shape != self.task.shape:
             expected = f"the task's are {self.task.shape}"
             raise SettingsError(f"server data {self.server}: inputs of shape {data.shape}, {expected}")

@@ -13,6 +13,7 @@ from coterie.core.registry import checked, options
 from coterie.data.dataset import Dataset
 from coterie.data.division import Division
 from coterie.data.loading import load
+from coterie.data.own import NPZ, kind_in
 from coterie.data.population import Pool, Population, Shard, populate
 from coterie.data.readers import read_npz
 from coterie.data.split import Split
@@ -65,6 +66,9 @@ class SiteSettings:
 
     scale: tuple[float, ...] = ()
     """What inputs are divided by then, per channel. By default this site's own deviation."""
+
+    vocabulary: int = 0
+    """How many ids there are, if inputs are tokens."""
 
     allow: tuple[str, ...] = ALLOWED
     """Programs that the server may ask for, with `*` as a wildcard."""
@@ -126,7 +130,9 @@ class SiteSettings:
         population = self.population()
         if not len(population.shards[0].train):
             raise DataError(f"site {self.name}: no training samples in {self.data}")
-        net = make_net(self.net, population.shape, population.classes, device, dtype, population.task)
+        net = make_net(
+            self.net, population.shape, population.classes, device, dtype, population.task, population.vocabulary
+        )
         form = form_named("loop", half=self.computing.precision == "bf16")
         pool = Pool.of(population, device, dtype)
         rules = Rules(
@@ -147,13 +153,15 @@ class SiteSettings:
         return scaled(self._divided(), self.shift, self.scale)
 
     def _divided(self) -> Population:
-        data, given = load_own(self.data, self.labels, self.size)
+        data, given = load_own(self.data, self.labels, self.size, self.vocabulary)
         everything = Split((np.arange(len(data)),), names=(self.name,))
         population = populate(data, everything, self.division, self.seed)
         return population if given is None else replace(population, shards=(Shard(self.name, *given),))
 
 
-def load_own(data: str, labels: tuple[str, ...], size: int | None = None) -> tuple[Dataset, Places | None]:
+def load_own(
+    data: str, labels: tuple[str, ...], size: int | None = None, vocabulary: int = 0
+) -> tuple[Dataset, Places | None]:
     """The data of a site or a server with the task's labels, from an .npz file, a folder of images or a function.
 
     If the file has an array `part`, which says what each sample is for, then also the places of these samples.
@@ -162,19 +170,22 @@ def load_own(data: str, labels: tuple[str, ...], size: int | None = None) -> tup
         loaded = own_thing("data", data)()
         if not isinstance(loaded, Dataset):
             raise SettingsError(f"data={data}: gives {type(loaded).__name__}, not a coterie.Dataset")
-        return relabelled(loaded, labels), None
+        return relabelled(loaded, labels, vocabulary), None
     path = Path(data)
     if path.suffix.lower() == ".npz" and path.is_file():
-        arrays = read_npz(path, ("x", "y"), ("part", "labels", "x_test", "y_test", "users"))
+        arrays = read_npz(path, ("x", "y"), ("part", *NPZ))
         if "part" in arrays:
-            return _parted(path, arrays, labels)
-    return relabelled(load(data) if size is None else load(data, size=size), labels), None
+            return _parted(path, arrays, labels, vocabulary)
+    return relabelled(load(data) if size is None else load(data, size=size), labels, vocabulary), None
 
 
-def _parted(path: Path, arrays: Mapping[str, np.ndarray], labels: tuple[str, ...]) -> tuple[Dataset, Places]:
+def _parted(
+    path: Path, arrays: Mapping[str, np.ndarray], labels: tuple[str, ...], vocabulary: int
+) -> tuple[Dataset, Places]:
     """The data of a file that has an array `part`."""
     names = tuple(map(str, arrays.get("labels", ())))
-    data = relabelled(Dataset(arrays["x"], arrays["y"], labels=names, name=path.stem), labels)
+    data = Dataset(arrays["x"], arrays["y"], labels=names, name=path.stem, kind=kind_in(arrays))
+    data = relabelled(data, labels, vocabulary)
     part = arrays["part"].reshape(-1)
     if len(part) != len(data) or not np.isin(part, range(len(PARTS))).all():
         raise DataError(f"{path}: part must say 0, 1 or 2 for each of {len(data)} samples")
@@ -182,13 +193,13 @@ def _parted(path: Path, arrays: Mapping[str, np.ndarray], labels: tuple[str, ...
     return data, (train, validation, test)
 
 
-def relabelled(data: Dataset, labels: tuple[str, ...]) -> Dataset:
-    """The data with the task's label set; a label that the task does not have is an error."""
-    test = None if data.test is None else relabelled(data.test, labels)
+def relabelled(data: Dataset, labels: tuple[str, ...], vocabulary: int = 0) -> Dataset:
+    """The data with the task's labels and ids; a label or an id that the task does not have is an error."""
+    test = None if data.test is None else relabelled(data.test, labels, vocabulary)
     # Labels without names are places in the task's label set; names are looked up in it.
     numbered = data.labels == tuple(map(str, range(data.classes)))
     y = data.y if numbered else np.asarray(data.labels)[data.y]
-    return replace(data, y=y, labels=labels, test=test)
+    return replace(data, y=y, labels=labels, test=test, vocabulary=vocabulary)
 
 
 def scaled(population: Population, shift: Sequence[float], scale: Sequence[float]) -> Population:

@@ -5,22 +5,29 @@ second that torch takes.
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from coterie.core.declarations import declaration
 from coterie.core.errors import SettingsError, unknown
 from coterie.core.fields import WITHOUT_EFFECT, check_range
 from coterie.core.modules import own_module
 from coterie.core.registry import Option, Registry, checked, options
+from coterie.data.dataset import Kind
 from coterie.data.division import Division
 from coterie.data.sources import sources
 from coterie.data.split import SplitRule
 from coterie.data.splits import split_rules
+from coterie.data.tables import is_table
+from coterie.data.tasks import TASKS
 from coterie.methods import methods
 
 GENERAL = (
     Option(
-        "data", str, "digits", "Name of a data set (see `coterie data`), an .npz file or a folder of images per class."
+        "data",
+        str,
+        "digits",
+        "Name of a data set (see `coterie data`), or own data: a table, an .npz file, a folder.",
     ),
     Option(
         "data_dir",
@@ -43,6 +50,17 @@ GENERAL = (
     Option("arrivals", str, None, "Clients that arrive late, and in which round: `3:10,7:20`."),
 )
 """Options that no class declares."""
+
+OWN = (
+    Option("size", int, None, "Side in pixels to which the images of an own folder are scaled."),
+    Option("kind", Kind | None, None, "What inputs of own data are, if their axes do not show it."),
+    Option("target", str | None, None, "Column of an own table that is predicted."),
+    Option("client", str | None, None, "Column of an own table that tells clients apart; in a folder files do."),
+    Option("drop", tuple[str, ...], (), "Columns of an own table that are left out."),
+    Option("schema", str | None, None, "File that says all that of an own table (see `coterie schema`)."),
+    Option("task", Literal[tuple(TASKS)] | None, None, "What is predicted, if targets of own data do not show it."),
+)
+"""The options of own data."""
 
 SECTIONS = {
     "division": options(Division),
@@ -68,7 +86,7 @@ _COMMON = {
 def data_options(data: str) -> tuple[Option, ...]:
     """The options that only this data set has, without its `seed`, which is the seed of the run."""
     if data not in sources:
-        return (Option("size", int, None, "Side in pixels to which the images of an own folder are scaled."),)
+        return OWN
     return tuple(option for option in sources.options(data) if option.name != "seed")
 
 
@@ -86,6 +104,7 @@ def table_of(
     """
     table = dict(base or {})
     import_modules(table)
+    given = _with_clients_of_tables(given, table)
     for part, name in {"data": given.get("data"), "split": given.get("split"), "method": method}.items():
         section = table[part] = section_of(table, part)
         if name is not None and section.get("name", DEFAULTS[part]) != name:
@@ -105,6 +124,20 @@ def table_of(
     if given.get("arrivals") is not None:
         table["arrivals"] = {str(client): at for client, at in parse_arrivals(given["arrivals"]).items()}
     return table, notes
+
+
+def _with_clients_of_tables(given: Mapping[str, Any], base: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options, with the natural split if nobody names one and the data is a table that tells clients apart."""
+    data = section_of(base, "data")
+    name = given.get("data") or data.get("name", "")
+    client = given.get("client") or given.get("data.client") or data.get("client")
+    named = given.get("split") or section_of(base, "split").get("name")
+    return given if named or not tells_clients(name, client) else {**given, "split": "natural"}
+
+
+def tells_clients(data: str, client: str | None) -> bool:
+    """Whether own data says which client a sample is from: by a column, or as a folder with a table per client."""
+    return data not in sources and (bool(client) or (Path(data).is_dir() and is_table(Path(data))))
 
 
 def owners(

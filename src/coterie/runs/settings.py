@@ -2,7 +2,7 @@
 
 import dataclasses
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +20,21 @@ from coterie.data.loading import load
 from coterie.data.population import Population, populate
 from coterie.data.sources import sources
 from coterie.data.split import Split, SplitRule, split_rules
+from coterie.data.splits import by_samples
 from coterie.engines.simulation import Computing, Simulation
 from coterie.methods import methods
 from coterie.nets import nets
 from coterie.nets.net import Factory
-from coterie.runs.options import DEFAULTS, TOP, import_modules, owners, routed, section_of, table_of
+from coterie.runs.options import (
+    DEFAULTS,
+    TOP,
+    import_modules,
+    owners,
+    routed,
+    section_of,
+    table_of,
+    tells_clients,
+)
 from coterie.server.federation import Federation
 from coterie.server.method import Method
 from coterie.server.scoring import Scoring
@@ -107,7 +117,7 @@ class World:
 
     def resolved(self) -> "World":
         """This world with its net and its labels named, and with full paths to its files."""
-        places = {name: _full(value) for name, value in self.data_options.items() if name == "data_dir"}
+        places = {name: _full(value) for name, value in self.data_options.items() if name in ("data_dir", "schema")}
         paths = [option.name for option in options(type(self.split)) if Path in get_args(option.type)]
         named = {name: getattr(self.split, name) for name in paths}
         files = {name: _full(value) for name, value in named.items() if isinstance(value, str | Path) and str(value)}
@@ -255,14 +265,14 @@ def default_net(data: str, dataset: Dataset) -> str:
     """A net that suits the data: the one that a known data set names, or one for the shape of the user's own data."""
     if data in sources:
         return sources[data].net
-    if len(dataset.shape) != 3:
-        return "mlp"
+    if dataset.kind != "image":
+        return {"series": "cnn-1d", "tokens": "embedding-bag"}.get(dataset.kind, "mlp")
     return "lenet5" if min(dataset.shape[1:]) >= 16 else "cnn"
 
 
 def simulate(
     dataset: str | Dataset = "digits",
-    split: str | SplitRule | Split = "dirichlet",
+    split: str | SplitRule | Split | Sequence[Any] | Mapping[str, Any] | None = None,
     net: str | Factory | None = None,
     *,
     seed: int = 0,
@@ -272,20 +282,29 @@ def simulate(
 ) -> Federation:
     """A simulated federation: a data set divided among clients, and a net for them to train.
 
-    Data set, split and net are names or objects. Other options are those of the split (`clients=50`, `alpha=0.1`), of
-    the data set (`data_dir`, `limit`), of the clients' data (`test="labels"`, see `Division`) and of the computation
+    Data set, split and net are names or objects. A split may also be the samples of each client, as a list of lists or
+    by the clients' names: `{"north": [0, 1], "south": [2, 3, 4]}`. Without one, a table that tells clients apart is
+    split by these, other data by `dirichlet`. Other options are those of the split (`clients=50`, `alpha=0.1`), of the
+    data set (`data_dir`, `limit`), of the clients' data (`test="labels"`, see `Division`) and of the computation
     (`device="cuda"`, see `Computing`).
 
     >>> fed = coterie.simulate("digits", split="label-skew", classes=2, clients=5, net="mlp")
     >>> len(fed.names)
     5
     """
+    if split is None:
+        told = isinstance(dataset, str) and tells_clients(dataset, given.get("client"))
+        table = isinstance(dataset, Dataset) and dataset.schema is not None and dataset.users is not None
+        split = "natural" if told or table else "dirichlet"
     names = {part: name for part, name in (("data", dataset), ("split", split)) if isinstance(name, str)}
     known = {part: found for part, found in owners(**names).items() if part != "scoring"}
     parts, _ = routed(given, known, apart=("dataset", *TOP[1:]))
     world_seed = seed if split_seed is None else split_seed
     data = _loaded(dataset, parts["data"], world_seed) if isinstance(dataset, str) else dataset
-    rule = split_rules.make(split, **parts["split"]) if isinstance(split, str) else split
+    if isinstance(split, str):
+        rule: SplitRule | Split = split_rules.make(split, **parts["split"])
+    else:
+        rule = split if isinstance(split, SplitRule | Split) else by_samples(split)
     population = populate(data, rule, Division(**parts["division"]), world_seed)
     _check_arrivals(arrivals or {}, len(population))
     net = net or default_net(names.get("data", ""), data)

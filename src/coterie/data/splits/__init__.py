@@ -8,6 +8,6 @@ from coterie.data.split import split_rules
 from coterie.data.splits.autocfl import AutoCFLInput, AutoCFLLabel, AutoCFLMotivation
 from coterie.data.splits.cafa import CAFAClasses, CAFAMixed
 from coterie.data.splits.dirichlet import Dirichlet, Quantity
-from coterie.data.splits.known import Given, Natural
+from coterie.data.splits.known import Given, Natural, by_samples
 from coterie.data.splits.plain import IID, LabelSkew
 from coterie.data.splits.slfed import SLFedDist0, SLFedDist1, SLFedDist2, SLFedDist3

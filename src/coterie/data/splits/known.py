@@ -82,7 +82,7 @@ class Given(_FromPublishedUsers):
         """The clients of the assignment."""
         assignment = _loaded("assignment", self.assignment)
         if isinstance(assignment, Mapping) or _is_nested(assignment):
-            everyone = _by_samples(assignment)
+            everyone = by_samples(assignment)
         else:
             everyone = _by_owner(_owners(assignment, data), nobody="-1")
         groups = None
@@ -101,8 +101,10 @@ def _by_owner(owners: np.ndarray, nobody: str | None = None) -> Split:
     return Split(tuple(found.values()), names=tuple(found))
 
 
-def _by_samples(assignment: Mapping[str, Any] | Sequence[Any]) -> Split:
-    """Clients from a list or a mapping of their samples."""
+def by_samples(assignment: Mapping[str, Any] | Sequence[Any]) -> Split:
+    """Clients from a list of the samples of each, or from a mapping of names to samples."""
+    if not isinstance(assignment, Mapping) and not _is_nested(assignment):
+        raise DataError(f"split={assignment!r:.60}: expected the samples of each client, e.g. [[0, 1, 5], [2, 3]]")
     named = assignment if isinstance(assignment, Mapping) else dict(enumerate(assignment))
     indices = []
     for name, samples in named.items():
@@ -136,7 +138,7 @@ def _word(owner: Any) -> str:
 
 
 def _is_nested(assignment: Any) -> bool:
-    return len(assignment) > 0 and all(isinstance(part, list | tuple | np.ndarray) for part in assignment)
+    return len(assignment) > 0 and all(isinstance(part, list | tuple | range | np.ndarray) for part in assignment)
 
 
 def _loaded(option: str, value: Any) -> Any:

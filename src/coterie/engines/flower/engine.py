@@ -82,6 +82,9 @@ class Task:
     name: str = "sites"
     """What tables call the data."""
 
+    vocabulary: int = 0
+    """How many ids there are, if inputs are tokens."""
+
 
 @dataclass(frozen=True)
 class Waiting:

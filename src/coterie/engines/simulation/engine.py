@@ -124,10 +124,8 @@ class Simulation:
         """An engine for a population. It shares net and samples with the engine `beside`, which must have the same."""
         self.computing = computing or Computing()
         device, dtype = self.computing.find_device(), self.computing.dtype
-        task = population.task
-        self.net: Net = (
-            beside.net if beside else make_net(net, population.shape, population.classes, device, dtype, task)
-        )
+        said = population.shape, population.classes, device, dtype, population.task, population.vocabulary
+        self.net: Net = beside.net if beside else make_net(net, *said)
         pool = beside._host.pool if beside else Pool.of(population, device, dtype)
         self.preparation = Preparation.of(population)
         self.names = population.names
