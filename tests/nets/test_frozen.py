@@ -1,10 +1,13 @@
 """What a net's factory has frozen is the same in all models: it is not sent, averaged, stored or changed."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
+from torch.func import vmap
 
 import coterie
 from coterie.core.errors import CoterieError, SettingsError
@@ -13,8 +16,9 @@ from coterie.nets.layers import Pass
 from coterie.nets.stacks import Models
 from coterie.runs.experiment import run
 from coterie.runs.settings import Settings
+from coterie.training import forms
 from coterie.training.local import LocalTraining
-from support.trainings import IMAGES, backbone, pretrained
+from support.trainings import IMAGES, WITHIN, backbone, pretrained
 from support.worlds import close, normed, tensors_of, world
 
 TRAINED = 4 + 4 + 16 * 3 + 3
@@ -96,6 +100,19 @@ def test_training_is_that_of_a_plain_loop_with_frozen_weights(form):
         if "num_batches" not in name:
             close(ours.state_dict()[name], value)
     assert_constant(here.net)
+
+
+def test_each_model_can_be_differentiated_inside_of_a_stack(monkeypatch):
+    # As on a GPU. On a CPU the stack as a whole is differentiated, unless `vmap` refuses that.
+    here, local = world(pretrained, shape=IMAGES), LocalTraining(batch=4)
+    reference = here.clients().train(here.models(), local).models
+    ways = [lambda loss: partial(refuse, loss), vmap]
+    monkeypatch.setattr(forms, "vmap", lambda function: ways.pop(0)(function))
+    close(here.clients().train(here.models(), local).models.parameters, reference.parameters, WITHIN)
+
+
+def refuse(*arguments):
+    raise RuntimeError
 
 
 def test_a_model_is_exported_whole(net):
