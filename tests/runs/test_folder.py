@@ -143,7 +143,7 @@ def test_a_line_of_clients_has_these_keys(finished):
     assert len(lines) == 5
     for line in lines:
         assert set(json.loads(line)) == {
-            *("client", "samples", "true_group", "group_found", "accuracy", "loss"),
+            *("client", "samples", "test_samples", "true_group", "group_found", "accuracy", "loss"),
             *("global_accuracy", "accuracy_adapted", "accuracy_last", "steps", "rounds_taken_part"),
         }
 

@@ -20,6 +20,7 @@ from coterie.studies.statistics import (
     ROUND_KEYS,
     SUMMARY_KEYS,
     Estimate,
+    difference_ends,
     estimate,
     functions,
     holm,
@@ -27,6 +28,7 @@ from coterie.studies.statistics import (
     paired,
     smooth,
     statistic,
+    wilson,
 )
 
 
@@ -413,3 +415,31 @@ def test_holms_correction_only_raises_and_keeps_the_order(raw):
     assert all(before <= after <= 1 for before, after in both)
     afterwards = [after for _, after in sorted(both)]
     assert afterwards == sorted(afterwards)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 400).flatmap(lambda count: st.tuples(st.integers(0, count), st.just(count))))
+def test_the_interval_of_a_share_is_wilsons(pair):
+    right, samples = pair
+    low, high = stats.binomtest(right, samples).proportion_ci(method="wilson")
+    assert wilson(right / samples, samples) == pytest.approx((low, high), abs=1e-12)
+
+
+def test_the_interval_of_a_difference_is_that_of_newcombes_example():
+    # 9 of 10 against 3 of 10: 0.1705 to 0.8090 (Newcombe 1998, Table II, method 10).
+    assert difference_ends(0.9, 0.3, 10) == pytest.approx((0.1705, 0.8090), abs=5e-5)
+
+
+@given(st.integers(0, 50), st.integers(0, 50))
+def test_the_interval_of_a_difference_has_it_inside_and_turns_with_it(right, other):
+    low, high = difference_ends(right / 50, other / 50, 50)
+    assert -1 - 1e-9 <= low <= (right - other) / 50 <= high <= 1 + 1e-9
+    assert difference_ends(other / 50, right / 50, 50) == pytest.approx((-high, -low))
+
+
+def test_two_points_from_sixteen_samples_are_no_gain():
+    low, high = difference_ends(13 / 16 + 0.021, 13 / 16, 16)
+    assert low < -0.2
+    assert high > 0.2
+    low, _ = difference_ends(0.8125 + 0.021, 0.8125, 16_000)
+    assert low > 0

@@ -3,8 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from markupsafe import Markup
+
 from coterie.report import page, sections
+from coterie.report.clients import every_client
 from coterie.report.figures import clients_figure, split_figure
+from coterie.report.figures.records import MANY_CLIENTS
 from coterie.report.tables import Comparison, compared
 from coterie.runs.comparison import Entry
 from coterie.runs.folder import StoredRun
@@ -28,14 +32,15 @@ def write_comparison(path: Path, title: str, entries: Sequence[Entry]) -> list[C
         f"{first.method.rounds} rounds; {seeds}."
     )
     of_clients = "Each client's accuracy at the end" + (", with the first seed." if rows[0].seeds > 1 else ".")
-    every = page.figure(clients_figure({name: some[0].clients for name, some in runs.items()}), of_clients)
+    of_each = clients_figure({name: some[0].clients for name, some in runs.items()})
+    every = page.figure(of_each, of_clients) if len(population) <= MANY_CLIENTS else Markup()
     page.write_page(
         path,
         title,
         lead,
         [
             ("Methods", sections.methods_table(runs)),
-            ("Every client", every + sections.clients(runs)),
+            ("Every client", every + every_client(runs)),
             ("Figures", sections.figures(runs)),
             ("The split", page.figure(split, "How many training samples of each label each client has.")),
             ("What it cost", sections.costs(runs)),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from coterie.core.errors import SettingsError
 from coterie.report import page, sections
+from coterie.report.clients import every_client
 from coterie.report.tables import same_outcome
 from coterie.runs.folder import StoredRun
 from coterie.runs.identity import names_apart
@@ -38,7 +39,7 @@ def write_report(path: Path, title: str, stored: Sequence[StoredRun]) -> dict[st
         _lead(runs),
         [
             ("Methods" if len(runs) > 1 else "The run", sections.methods_table(runs) + page.parts.paragraphs(*notes)),
-            ("Every client", sections.clients(runs)),
+            ("Every client", every_client(runs)),
             ("Figures", sections.figures(runs)),
             ("The split", sections.split(runs)),
             ("What it cost", sections.costs(runs)),

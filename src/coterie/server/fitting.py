@@ -260,6 +260,7 @@ def _client_record(
     record: Record = {
         "client": fed.names[client],
         "samples": sizes[client],
+        "test_samples": int(scores.test_samples[row]),
         "true_group": None if truth is None else int(truth[client]),
         "group_found": None if scores.groups is None else int(scores.groups[client]),
         "accuracy": _number(scores.accuracy[row]),

@@ -84,6 +84,8 @@ class ClientScores:
     accuracy: np.ndarray
     loss: np.ndarray
     validation: np.ndarray
+    test_samples: np.ndarray
+    """On how many samples of its own each client is scored."""
     steps: np.ndarray
     rounds: np.ndarray
     more: Mapping[str, np.ndarray]
@@ -122,9 +124,8 @@ def score(fed: Federation, served: Served, scoring: Scoring, local: LocalTrainin
         parts = fed.score(score_globally, np.array(fed.global_test), each={}, shared=inputs, top=scoring.top)
         accuracy = parts.correct.sum(dim=0) / parts.samples.sum()  # [model]
         more["global_accuracy"] = accuracy.cpu().numpy()[groups[clients]]
-    return ClientScores(
-        clients, rows["accuracy"], rows["loss"], rows["validation"], rows["steps"], rows["rounds"], more, groups
-    )
+    names = ("accuracy", "loss", "validation", "test_samples", "steps", "rounds")
+    return ClientScores(clients, **{name: rows[name] for name in names}, more=more, groups=groups)
 
 
 def known_groups(
@@ -188,7 +189,8 @@ def score_client(
     if personal is not None:
         models = clients.adapt(models, personal)
     test, validation = clients.evaluate_each(models, ("test", "validation"), weights)
-    outputs |= {"accuracy": test.accuracy_of(top), "loss": test.loss, "validation": validation.accuracy_of(top)}
+    outputs |= {"accuracy": test.accuracy_of(top), "loss": test.loss, "test_samples": test.samples}
+    outputs["validation"] = validation.accuracy_of(top)
     if everywhere:
         outputs["global_accuracy"] = clients.evaluate(models, "global", weights).accuracy_of(top)
     if adapt is not None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf, isfinite
+from math import hypot, inf, isfinite, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple, NewType, TypeVar, get_type_hints
 
@@ -46,7 +46,7 @@ SUMMARY_KEYS = (
 
 CLIENT_KEYS = frozenset(
     {"accuracy", "accuracy_adapted", "accuracy_last", "global_accuracy", "loss"}
-    | {"samples", "steps", "rounds_taken_part", "true_group", "group_found"}
+    | {"samples", "test_samples", "steps", "rounds_taken_part", "true_group", "group_found"}
 )
 """Figures of a client."""
 
@@ -490,3 +490,32 @@ def holm(probabilities: Sequence[float | None]) -> list[float | None]:
         highest = max(highest, min(1.0, value * (len(tested) - rank)))
         corrected[number] = highest
     return corrected
+
+
+# How sure a share is
+
+
+Ends = tuple[float, float]
+"""The lower and the upper end of a confidence interval."""
+
+_QUANTILE = 1.959963984540054
+"""Of the normal distribution, for intervals of 95 %."""
+
+
+def wilson(share: float, samples: int) -> Ends:
+    """The 95 % confidence interval of a share of samples (Wilson 1927). It also holds for few samples."""
+    square = _QUANTILE**2
+    centre = (share + square / (2 * samples)) / (1 + square / samples)
+    reach = _QUANTILE / (1 + square / samples) * sqrt(share * (1 - share) / samples + square / (4 * samples**2))
+    return max(0.0, centre - reach), min(1.0, centre + reach)
+
+
+def difference_ends(share: float, other: float, samples: int) -> Ends:
+    """The 95 % confidence interval of a share less another one, each of so many samples (Newcombe 1998, method 10).
+
+    It takes the two as independent. Two models that err on the same samples differ by less chance than that: for them
+    the interval is too wide rather than too narrow.
+    """
+    (low, high), (its_low, its_high) = wilson(share, samples), wilson(other, samples)
+    difference = share - other
+    return difference - hypot(share - low, its_high - other), difference + hypot(high - share, other - its_low)

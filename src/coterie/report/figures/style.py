@@ -134,6 +134,17 @@ def banded(axes: Axes, name: str, places: Sequence[float] | np.ndarray, values: 
     curve(axes, name, places, values.mean(axis=0), number, deviations(values))
 
 
+SORTED = "clients, lowest first, %"
+"""What is below a curve of `quantiles`."""
+
+
+def quantiles(axes: Axes, name: str, values: Sequence[float] | np.ndarray, number: int) -> None:
+    """A curve that says how many clients, in per cent, are below each value: for more clients than dots can show."""
+    shares = np.linspace(0, 100, 101)
+    known = np.array(values)[np.isfinite(values)]
+    curve(axes, name, shares, np.percentile(known, shares) if len(known) else shares * np.nan, number)
+
+
 def handles(panels: Iterable[Axes]) -> dict[str, Artist]:
     """What a legend of all these axes shows, by label."""
     found: dict[str, Artist] = {}
