@@ -42,7 +42,7 @@ def write_comparison(path: Path, title: str, entries: Sequence[Entry]) -> list[C
             ("Methods", sections.methods_table(runs)),
             ("Every client", every + every_client(runs)),
             ("Figures", sections.figures(runs)),
-            ("The split", page.figure(split, "How many training samples of each label each client has.")),
+            ("The split", page.figure(split, sections.split_caption(runs))),
             ("What it cost", sections.costs(runs)),
             ("Settings", sections.settings({name: some[0].settings for name, some in runs.items()})),
         ],

@@ -11,7 +11,8 @@ from coterie.core.links import linked
 from coterie.methods import methods
 from coterie.report import page
 from coterie.report.figures import NotRecordedError, Runs, kinds
-from coterie.report.figures.relations import mixed_over_time
+from coterie.report.figures.records import MANY_CLIENTS
+from coterie.report.figures.relations import MOST_MIXED, mixed_over_time
 from coterie.report.page import parts
 from coterie.report.tables import best_cells, compared, comparison_cells, megabytes, worlds_of
 from coterie.report.words import DIRECTIONS, KINDS
@@ -54,6 +55,8 @@ def figures(runs: Runs) -> Markup:
     content = [drawn(kind, runs, caption, **options) for kind, options, caption in shown]
     mixed = {name: some for name, some in runs.items() if some and _mixes(some[0])}
     content.append(drawn("mixing", mixed, "Whose models each client's is mixed of; a row for each client. First seed."))
+    if any(len(run.clients) > MOST_MIXED for some in runs.values() for run in some):
+        content.append(parts.paragraphs(f"Who mixes with whom is shown of at most {MOST_MIXED:,} clients."))
     return Markup().join(content)
 
 
@@ -75,7 +78,14 @@ def split(runs: Runs) -> Markup:
     if len(shown) > _SPLITS:
         several += f" Of {len(shown)} splits, {_SPLITS} are shown."
         shown = dict(list(shown.items())[:_SPLITS])
-    return drawn("labels", shown, f"How much each client has of each label in its training data.{several}")
+    return drawn("labels", shown, f"{split_caption(runs)}{several}")
+
+
+def split_caption(runs: Runs) -> str:
+    """What is shown of the split: of many clients distributions."""
+    if any(len(run.clients) > MANY_CLIENTS for some in runs.values() for run in some):
+        return "How many training samples clients have, and how many labels occur in them."
+    return "How much each client has of each label in its training data."
 
 
 def drawn(kind: str, runs: Runs, caption: str, **options: Any) -> Markup:
