@@ -2,6 +2,7 @@
 
 import io
 import logging
+import re
 
 import pytest
 from rich.console import Console
@@ -10,6 +11,7 @@ from rich.table import Table
 import coterie
 from coterie.cli import console
 from coterie.cli.console import following, print_table, tell
+from coterie.runs.comparison import compare
 from coterie.runs.settings import Settings
 
 
@@ -56,6 +58,66 @@ def test_clients_without_test_data_have_no_accuracy_to_show(terminal):
         short_run(follower, test_share=0.0)
     assert "accuracy" not in terminal.getvalue()
     assert "3/3" in terminal.getvalue()
+
+
+def shown(terminal):
+    """All that was on a terminal, line by line, without the signs that move the cursor."""
+    return re.sub(r"\x1b\[[?\d]*[a-zA-Z]", "", terminal.getvalue()).replace("\r", "\n").splitlines()
+
+
+def compared(follower, **more):
+    settings = [
+        Settings.of({"clients": 3, "limit": 200, "net": "logistic", "rounds": 2}, name)[0]
+        for name in ("local", "fedavg")
+    ]
+    line = follower.one_line(4, 8)
+    return compare(settings, seeds=2, watch=line.watch, **more)
+
+
+def test_many_runs_have_one_line_that_says_which_is_at_work(terminal):
+    with following() as follower:
+        compared(follower)
+    said = shown(terminal)
+    last = next(line for line in reversed(said) if line.strip())
+    assert last.startswith("run 4 of 4: fedavg, seed 1, round 2 of 2")
+    assert sum("multiply-and-adds" in line for line in said) <= 1  # how they are computed is told once
+    assert max(map(len, said)) <= 80
+
+
+def test_runs_at_the_same_time_are_counted(terminal):
+    with following() as follower:
+        line = follower.one_line(3, 30)
+        first, second = (line.watch(coterie.FedAvg(rounds=10), seed)[0] for seed in (0, 1))
+        (task,) = follower._progress.tasks
+        first._show(4, ended=False)
+        assert task.description == "0 of 3 runs done, 2 at work"
+        first._show(10, ended=True)
+        second._show(1, ended=False)
+        assert task.description == "run 2 of 3: fedavg, seed 1, round 1 of 10"
+        assert task.completed == 11
+
+
+def test_runs_that_were_finished_before_fill_the_line(terminal, tmp_path):
+    with following(quiet=True) as follower:
+        compared(follower, out=tmp_path)
+    with following() as follower:
+        compared(follower, out=tmp_path, resume=True)
+        (task,) = follower._progress.tasks
+        assert (task.completed, task.total) == (8, 8)
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_no_number_of_a_line_of_progress_is_cut(terminal, monkeypatch, width):
+    narrow = Console(file=terminal, force_terminal=True, width=width, color_system=None)
+    monkeypatch.setattr(console, "errors", narrow)
+    with following() as follower:
+        line = follower.one_line(12, 12_000)
+        (run,) = line.watch(coterie.ClusteredSampling(rounds=1000), 11)
+        run._show(777, ended=False)
+        short_run(follower, rounds=100)
+    assert "…" not in terminal.getvalue()
+    assert max(map(len, shown(terminal))) <= width
+    assert "777" in terminal.getvalue()
 
 
 def test_quiet_shows_nothing(terminal):

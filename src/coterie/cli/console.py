@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ errors = Console(stderr=True)
 
 _WIDE = 1000
 """Wider than any table."""
+
+_BROAD = 110
+"""Columns of a terminal that has room for a long bar."""
 
 
 def tell(lead: str, text: object, to: Console = console, style: str = "dim") -> None:
@@ -54,6 +57,27 @@ def print_table(table: Table) -> None:
     (console if console.is_terminal else Console(width=_WIDE)).print(table)
 
 
+class _Count(MofNCompleteColumn):
+    """How many rounds of how many are done, unless the description says that already."""
+
+    def render(self, task: Task) -> Text:
+        return super().render(task) if task.fields.get("counted", True) else Text()
+
+
+class _Once(logging.Filter):
+    """Lets a message that is only for information pass once: many runs tell the same of their world."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        again = record.levelno < logging.WARNING and text in self._said
+        self._said.add(text)
+        return not again
+
+
 class Follower:
     """Makes the lines of progress of a command."""
 
@@ -64,6 +88,11 @@ class Follower:
         """The observers of one run, which has a line of its own."""
         task = self._progress.add_task(f"{method.name} [dim]seed {seed}[/dim]", total=method.rounds, figures="")
         return [Line(self._progress, task)]
+
+    def one_line(self, runs: int, rounds: int) -> "RunOfMany":
+        """One line for this number of runs that says which of them is at work."""
+        task = self._progress.add_task("", total=rounds, figures="", counted=False)
+        return RunOfMany(self._progress, task, runs)
 
     def together(self, runs: int, rounds: int) -> "SharedLine":
         """One line for this number of runs, which have this number of rounds in all."""
@@ -94,6 +123,46 @@ class SharedLine:
         """Count a run."""
         self._ended += 1
         self._advance()
+
+
+class RunOfMany:
+    """The progress of many runs in one line: which of them is at work, and in which round; if several are, how many."""
+
+    def __init__(self, progress: Progress, task: TaskID, runs: int) -> None:
+        self._progress, self._task, self._runs = progress, task, runs
+        self._begun, self._ended = 0, 0
+
+    def watch(self, method: "Method", seed: int) -> "list[OneOfMany]":
+        """The observers of the next run."""
+        self._begun += 1
+        name = f"run {self._begun} of {self._runs}: {method.name}, seed {seed}"
+        return [OneOfMany(self, name, method.rounds)]
+
+    def advance(self, name: str, rounds: int, ended: bool) -> None:
+        """Say how far a run is that has done some more rounds."""
+        self._ended += ended
+        at_work = self._begun - self._ended
+        several = f"{self._ended} of {self._runs} runs done, {at_work} at work"
+        self._progress.update(self._task, advance=rounds, description=several if at_work > 1 else name)
+
+
+class OneOfMany:
+    """One of many runs, which share a line."""
+
+    def __init__(self, line: RunOfMany, name: str, rounds: int) -> None:
+        self._line, self._name, self._rounds, self._done = line, name, rounds, 0
+
+    def round_done(self, checkpoint: "Checkpoint", record: "Record | None", groups: "Record | None") -> None:
+        """Show the round, and count those since the last one that was shown: a run may go on from a later one."""
+        self._show(checkpoint.federation["round"], ended=False)
+
+    def run_done(self, checkpoint: "Checkpoint", result: "Result") -> None:
+        """Count the run; one that was finished before has all of its rounds."""
+        self._show(self._rounds, ended=True)
+
+    def _show(self, number: int, ended: bool) -> None:
+        done, self._done = self._done, number
+        self._line.advance(f"{self._name}, round {number} of {self._rounds}", number - done, ended)
 
 
 class Line:
@@ -130,16 +199,18 @@ def following(quiet: bool = False) -> Iterator[Follower]:
     Without a terminal, or where quiet is asked for, only warnings are shown.
     """
     shown = errors.is_terminal and not quiet
+    whole = Column(no_wrap=True)  # what is not: a bar gets shorter, and a description is continued below
     progress = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[figures]}"),
-        TimeRemainingColumn(),
+        TextColumn("{task.description}", table_column=Column(overflow="fold")),
+        BarColumn(40 if errors.width >= _BROAD else 10),
+        _Count(table_column=whole),
+        TextColumn("{task.fields[figures]}", table_column=whole),
+        TimeRemainingColumn(table_column=whole),
         console=errors,
         disable=not shown,
     )
     handler = RichHandler(console=errors, show_time=False, show_path=False, markup=False)
+    handler.addFilter(_Once())
     log = logging.getLogger("coterie")
     level = log.level
     log.addHandler(handler)
