@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection, PathCollection
 
 from coterie.core.errors import SettingsError
 from coterie.core.registry import options
@@ -383,10 +384,12 @@ def test_spread_goes_from_the_worst_client_to_the_best():
     summary = {"accuracy_min": 0.2, "accuracy_mean": 0.5, "accuracy_max": 0.9}
     more = summary | {f"global_{key}": value / 2 for key, value in summary.items()}
     figure = drawn("spread", {"a": [stored(summary=summary)], "b": [stored(summary=more)]})
-    own, globally = (collection.get_segments() for collection in figure.axes[0].collections)
+    own, globally = (one.get_segments() for one in figure.axes[0].collections if isinstance(one, LineCollection))
     assert [segment[:, 0].tolist() for segment in own] == [[20, 90], [20, 90]]
     assert globally[0][:, 0].tolist() == [10, 45]
-    assert lines(figure.axes[0])["global test set"].get_xdata() == pytest.approx([25])
+    means = [one.get_offsets()[:, 0].tolist() for one in figure.axes[0].collections if isinstance(one, PathCollection)]
+    assert means[2::3] == [[50, 50], [25]]
+    assert [*lines(figure.axes[0])] == ["own test data", "global test set"]
 
 
 def values(gained):

@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from coterie.report import page, printing, sections
 from coterie.report.clients import every_client
-from coterie.report.figures import clients_figure, split_figure
+from coterie.report.figures import clients_figure, split_figure, style
 from coterie.report.figures.records import MANY_CLIENTS
 from coterie.report.studies import write_tables
 from coterie.report.tables import Comparison, compared
@@ -43,24 +43,25 @@ def write_comparison(path: Path, title: str, entries: Sequence[Entry]) -> list[C
         f"{world.dataset.name}, {world.split.name} split, {len(population)} clients, net {world.net_name}, "
         f"{first.method.rounds} rounds; {seeds}."
     )
-    of_clients = "Each client's accuracy at the end" + (", with the first seed." if rows[0].seeds > 1 else ".")
-    of_each = clients_figure({name: some[0].clients for name, some in runs.items()})
-    every = page.figure(of_each, of_clients) if len(population) <= MANY_CLIENTS else Markup()
     tested = Markup().join(printing.html(table) for table in tables if table.comparisons)
-    page.write_page(
-        path,
-        title,
-        lead,
-        [
-            ("Methods", sections.methods_table(runs)),
-            ("More than chance?", tested),
-            ("Every client", every + every_client(runs)),
-            ("Figures", sections.figures(runs)),
-            ("The split", page.figure(split, sections.split_caption(runs))),
-            ("What it cost", sections.costs(runs)),
-            ("Settings", sections.settings({name: some[0].settings for name, some in runs.items()})),
-        ],
-    )
+    with style.same_looks(runs):
+        of_clients = "Each client's accuracy at the end" + (", with the first seed." if rows[0].seeds > 1 else ".")
+        of_each = clients_figure({name: some[0].clients for name, some in runs.items()})
+        every = page.figure(of_each, of_clients) if len(population) <= MANY_CLIENTS else Markup()
+        page.write_page(
+            path,
+            title,
+            lead,
+            [
+                ("Methods", sections.methods_table(runs)),
+                ("More than chance?", tested),
+                ("Every client", every + every_client(runs)),
+                ("Figures", sections.figures(runs)),
+                ("The split", page.figure(split, sections.split_caption(runs))),
+                ("What it cost", sections.costs(runs)),
+                ("Settings", sections.settings({name: some[0].settings for name, some in runs.items()})),
+            ],
+        )
     return rows
 
 

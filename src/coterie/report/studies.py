@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from coterie.core.errors import CoterieError, SettingsError
 from coterie.core.files import write_whole
 from coterie.report import page, printing
-from coterie.report.figures import asked, draw, save
+from coterie.report.figures import asked, draw, save, style
 from coterie.report.page import parts
 from coterie.report.results import ResultTable, Summary, study_summary, study_tables
 from coterie.studies.campaign import Results
@@ -71,7 +71,8 @@ def stem(study: Study) -> str:
 def write_study(results: Results, out: Path) -> Report:
     """Write tables, figures and the page of a study below a folder."""
     study = results.study
-    figures = list(study_figures(results))
+    with style.same_looks(study.axes["method"]):
+        figures = list(study_figures(results))
     check_folder(out)
     report = write_tables(results, out / "tables")
     with _writing(out):

@@ -40,7 +40,9 @@ class LossVariance(Plot):
         """One curve for each name, with the spread over seeds."""
         for number, name in enumerate(everywhere):
             if name in content:
-                style.banded(axes, name, np.arange(1, content[name].shape[1] + 1), content[name], number)
+                style.banded(
+                    axes, name, np.arange(1, content[name].shape[1] + 1), content[name], style.number(name, number)
+                )
         axes.set(xlabel="round", ylabel="variance over clients")
         if self.log:
             style.logarithmic(axes, "y")

@@ -60,7 +60,7 @@ class Curves(Plot):
         """One curve for each name."""
         for number, name in enumerate(everywhere):
             if name in content:
-                self.curve(axes, name, content[name], number)
+                self.curve(axes, name, content[name], style.number(name, number))
         axes.set(xlabel=_OVER[self.over], ylabel=named(self.key))
         if self.log:
             style.logarithmic(axes, "x", _amount if self.over == "bytes" else "{:g}".format)
@@ -85,7 +85,7 @@ class Curves(Plot):
         if self.band == "clients":
             low, high = (self._values(cut, self._end(end), rounds).mean(axis=0) for end in ("min", "max"))
             ends = low, high
-        style.curve(axes, name, places, values.mean(axis=0), number, ends, first_marker=number)
+        style.curve(axes, name, places, values.mean(axis=0), number, ends)
 
     def _end(self, end: str) -> str:
         """The key of the worst or the best client."""

@@ -73,7 +73,9 @@ class Sweep(Plot):
                 means, deviations = zip(*(curve[x] for x in ordered), strict=True)
                 spread: dict[str, Any] = {"yerr": deviations, "capsize": 3} if any(deviations) else {}
                 label = name if len(everywhere) > 1 else None
-                axes.errorbar(places, means, label=label, **spread, **style.look(number))
+                looks = style.look(style.number(name, number))
+                line, *_ = axes.errorbar(places, means, label=label, **spread, **looks)
+                style.show_below(axes, line)
         if not numbers:
             axes.set_xticks(range(len(ticks)), ticks)
         elif self.log:
@@ -130,7 +132,8 @@ class Bars(Plot):
         rows = [row for row, name in enumerate(everywhere) if name in content]
         means, deviations = scaled(self.value, [*content.values()]).T
         error: dict[str, Any] = {"xerr": deviations, "capsize": 3} if deviations.any() else {}
-        axes.barh(rows, means, height=0.65, color=style.PALETTE[0], **error)
+        colours = [style.look(style.number(name, 0))["color"] for name in everywhere if name in content]
+        axes.barh(rows, means, height=0.65, color=colours, **error)
         end = float((means + deviations).max())
         for place, mean, deviation in zip(rows, means, deviations, strict=True):
             told: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": "small"}
@@ -186,10 +189,13 @@ class Spread(Plot):
             if rows:
                 low, mean, high = np.array([scores[one] for scores in content.values() if one in scores]).T
                 places = np.array(rows) + 0.3 * (number - (len(shown) - 1) / 2)
-                axes.hlines(places, low, high, color=style.PALETTE[number], linewidth=2, alpha=0.6)
-                axes.plot(low, places, "|", high, places, "|", color=style.PALETTE[number], markersize=9)
-                label = _SPREAD[one] if len(shown) > 1 else None
-                axes.plot(mean, places, markersize=6, label=label, **style.points(number))
+                colours = [style.look(style.number(name, 0))["color"] for name in content if one in content[name]]
+                axes.hlines(places, low, high, color=colours, linewidth=2, alpha=0.6)
+                for end in (low, high):
+                    axes.scatter(end, places, marker="|", s=80, color=colours)
+                axes.scatter(mean, places, s=36, marker=("o", "D")[number], color=colours, zorder=3)
+                if len(shown) > 1:
+                    axes.plot([], [], "oD"[number], color="#666666", label=_SPREAD[one])
         axes.set(xlabel="accuracy from the worst client to the best, %")
 
     def height(self, everywhere: Mapping[str, Sequence[Any]], small: bool) -> float:
@@ -245,7 +251,7 @@ class Gain(Kind):
                 for label, gained in others.items():
                     if many:
                         values = [score.factor * one.value for one in gained.values()]
-                        style.quantiles(axes, label, values, labels.index(label))
+                        style.quantiles(axes, label, values, style.number(label, labels.index(label)))
                     else:
                         self._dots(axes, label, [gained.get(client) for client, _ in order], labels)
                 if not many:
@@ -266,7 +272,7 @@ class Gain(Kind):
         aside = 0.6 * ((number + 0.5) / len(labels) - 0.5)
         places = np.arange(len(gained)) + aside
         values = np.array([np.nan if one is None else factor * one.value for one in gained])
-        looks = {"markersize": 4.5, **style.points(number)}
+        looks = {"markersize": 4.5, **style.points(style.number(label, number))}
         known = [(place, *one.ends) for place, one in zip(places, gained, strict=True) if one and one.ends]
         if known and len(gained) * len(labels) <= _MANY_LINES:
             at, low, high = np.array(known).T
@@ -329,12 +335,13 @@ def clients_figure(runs: Mapping[str, Sequence[Record]], score: Score = ACCURACY
         for number, (name, clients) in enumerate(runs.items()):
             values = {client["client"]: _scaled(client, score) for client in clients}
             if many:
-                style.quantiles(axes, name, [*values.values()], number)
+                style.quantiles(axes, name, [*values.values()], style.number(name, number))
                 continue
             shown = [values.get(first[row]["client"], np.nan) for row in order]
             aside = 0.6 * ((number + 0.5) / len(runs) - 0.5)  # equal scores stand beside each other
             places = np.arange(len(order)) + aside
-            axes.plot(places, shown, markersize=4.5, alpha=0.85, label=name, **style.points(number))
+            looks = style.points(style.number(name, number))
+            axes.plot(places, shown, markersize=4.5, alpha=0.85, label=name, **looks)
         if not many:
             style.mark_groups(axes, [first[row]["true_group"] for row in order])
             style.name_clients(axes, [first[row]["client"] for row in order], most=20)
