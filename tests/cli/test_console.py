@@ -10,7 +10,7 @@ from rich.table import Table
 
 import coterie
 from coterie.cli import console
-from coterie.cli.console import following, print_table, tell
+from coterie.cli.console import following, plain_table, print_table, tell
 from coterie.runs.comparison import compare
 from coterie.runs.settings import Settings
 
@@ -171,3 +171,55 @@ def test_a_table_is_as_wide_as_it_needs_where_nobody_looks(capsys):
 def test_a_table_fits_a_terminal(terminal):
     print_table(wide_table())
     assert max(map(len, terminal.getvalue().splitlines())) == 80
+
+
+@pytest.fixture(params=[60, 80])
+def narrow(request, monkeypatch):
+    """A terminal of so many columns; gives its width and what is on it."""
+    screen = io.StringIO()
+    monkeypatch.setattr(
+        console, "console", Console(file=screen, force_terminal=True, width=request.param, color_system=None)
+    )
+    return request.param, screen
+
+
+def held(screen):
+    return screen.getvalue().splitlines()
+
+
+def test_no_number_of_a_list_is_cut(narrow):
+    width, screen = narrow
+    labels = [str(label) for label in range(62)]
+    table = plain_table(
+        ["client", "train", "validation", "test", *labels], numeric=["train", "validation", "test", *labels]
+    )
+    table.add_row("writer 17", "12345", "678", "90", *("321" for _ in labels))
+    print_table(table)
+    header, row, note, *_ = held(screen)
+    count = len(header.split()) - 4
+    assert row.split() == ["writer", "17", "12345", "678", "90", *["321"] * count]
+    assert header.split() == ["client", "train", "validation", "test", *labels[:count]]
+    assert 3 < count < 20
+    assert note == f"no room for: {count} to 61"
+    assert max(map(len, held(screen))) <= width
+
+
+def test_running_text_gives_way_to_numbers(narrow):
+    width, screen = narrow
+    table = plain_table(["net", "parameters", "what it is"], numeric=["parameters"])
+    table.add_row("vgg19", "20,565,834", "word " * 40)
+    print_table(table)
+    assert "20,565,834" in screen.getvalue()
+    assert screen.getvalue().count("word") == 40
+    assert "no room" not in screen.getvalue()
+    assert max(map(len, held(screen))) <= width
+
+
+def test_a_long_first_column_is_folded_before_numbers_are_left_out(narrow):
+    width, screen = narrow
+    table = plain_table(["client", "samples"], numeric=["samples"])
+    table.add_row("a" * 90, "1234567")
+    print_table(table)
+    assert "1234567" in screen.getvalue()
+    assert screen.getvalue().count("a") == 90 + "samples".count("a")
+    assert max(map(len, held(screen))) <= width

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, Task, TaskID, TextColumn, TimeRemainingColumn
@@ -22,6 +23,12 @@ errors = Console(stderr=True)
 
 _WIDE = 1000
 """Wider than any table."""
+
+_NARROW = 12
+"""How narrow running text may get."""
+
+_NAMED = 6
+"""Of more columns than this for which there is no room only the first and the last are named."""
 
 _BROAD = 110
 """Columns of a terminal that has room for a long bar."""
@@ -48,13 +55,42 @@ def plain_table(header: Sequence[str], numeric: Collection[str] = ()) -> Table:
     table = Table(header_style="dim", show_header=any(header), box=None, pad_edge=False)
     for number, name in enumerate(header):
         side: Literal["left", "right"] = "right" if name in numeric else "left"
-        table.add_column(Text(name), style="bold" if number == 0 else "", justify=side, no_wrap=number == 0)
+        whole = number == 0 or name in numeric
+        table.add_column(Text(name), style="bold" if number == 0 else "", justify=side, no_wrap=whole, overflow="fold")
     return table
 
 
 def print_table(table: Table) -> None:
-    """Print a table, in a pipe or a file as wide as it needs to be, so that there a row is a line."""
-    (console if console.is_terminal else Console(width=_WIDE)).print(table)
+    """Print a table, in a pipe or a file as wide as it needs to be, so that there a row is a line.
+
+    A terminal that is too narrow for all numbers gets fewer columns, and is told which: no number is cut.
+    """
+    if not console.is_terminal:
+        Console(width=_WIDE).print(table)
+        return
+    left_out: list[str] = []
+    table.columns[0].no_wrap = _wide(table.columns[0]) <= console.width // 2
+    while _needed(table) > console.width:
+        numeric = [column for column in table.columns[1:] if column.no_wrap]
+        if not numeric:
+            break
+        table.columns.remove(numeric[-1])
+        left_out.insert(0, str(numeric[-1].header))
+    console.print(table)
+    if left_out:
+        named = left_out if len(left_out) <= _NAMED else [f"{left_out[0]} to {left_out[-1]}"]
+        tell("no room for:", ", ".join(named), console)
+
+
+def _wide(column: Column) -> int:
+    """How wide a column is if nothing in it is broken."""
+    return max(cell_len(line) for cell in (column.header, *column.cells) for line in (*str(cell).splitlines(), ""))
+
+
+def _needed(table: Table) -> int:
+    """How wide a table has to be: columns with running text can be broken, numbers cannot."""
+    least = (_wide(column) if column.no_wrap else min(_wide(column), _NARROW) for column in table.columns)
+    return sum(least) + 2 * len(table.columns)
 
 
 class _Count(MofNCompleteColumn):
