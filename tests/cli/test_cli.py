@@ -1,5 +1,6 @@
 """The command line: what people and scripts type, and what they get."""
 
+import csv
 import html.parser
 import json
 import os
@@ -238,7 +239,36 @@ def test_a_comparison_prints_methods_sorted_with_their_deviations(call):
     assert "digits, dirichlet split, 4 clients, 2 seeds" in outcome.out
     assert outcome.out.endswith("look at c/index.html\n")
     folders = sorted(path.name for path in Path("c").iterdir() if path.is_dir())
-    assert folders == ["fedavg-seed0", "fedavg-seed1", "local-seed0", "local-seed1"]
+    assert folders == ["fedavg-seed0", "fedavg-seed1", "local-seed0", "local-seed1", "tables"]
+
+
+def test_a_comparison_has_the_tables_and_tests_of_a_study(call):
+    outcome = call(f"compare local fedavg {TINY} --seeds 3 --out c")
+    assert "tables, tests, LaTeX and CSV: c/tables\n" in outcome.out
+    assert sorted(path.name for path in Path("c/tables").iterdir()) == [
+        f"comparison.{end}" for end in ("csv", "md", "tex")
+    ]
+    lines = [*csv.DictReader(Path("c/tables/comparison.csv").read_text().splitlines())]
+    of_local = next(line for line in lines if (line["method"], line["value"]) == ("local", "accuracy"))
+    accuracies = [summary(f"c/local-seed{seed}")["accuracy_mean"] for seed in range(3)]
+    assert float(of_local["mean"]) == pytest.approx(100 * sum(accuracies) / 3)
+    assert of_local["runs"] == "local-seed0;local-seed1;local-seed2"
+    assert of_local["p"], "three seeds are enough for a test"
+    page = Path("c/index.html").read_text()
+    assert "paired t-test over seeds" in page
+    assert "paired t-test over seeds" in Path("c/tables/comparison.tex").read_text()
+
+
+def test_a_comparison_of_two_seeds_claims_no_test(call):
+    call(f"compare local fedavg {TINY} --seeds 2 --out c")
+    assert "t-test" not in Path("c/index.html").read_text()
+    assert "t-test" not in Path("c/tables/comparison.md").read_text()
+
+
+def test_a_comparison_without_test_data_has_no_tables(call):
+    outcome = call(f"compare local {TINY} --test-share 0 --out c")
+    assert "tables" not in outcome.out
+    assert not Path("c/tables").exists()
 
 
 def test_a_comparison_of_one_seed_has_no_deviation(call):

@@ -201,3 +201,57 @@ def test_a_result_without_test_data_is_plotted(tmp_path):
 )
 def test_axes_say_in_words_what_is_shown(statistic, words):
     assert named(statistic) == words
+
+
+# The same method looks the same
+
+
+def looks_of(figure):
+    return {name: (line.get_color(), line.get_marker(), line.get_linestyle()) for name, line in lines(figure).items()}
+
+
+def test_a_name_looks_the_same_in_all_figures_of_a_page():
+    names = [f"method {n}" for n in range(12)]
+    with style.same_looks(names):
+        every = looks_of(curves_figure({name: [rounds(0.1, 0.2)] for name in names}))
+        some = looks_of(curves_figure({name: [rounds(0.1, 0.2)] for name in reversed(names[3::2])}))
+        dots = lines(clients_figure({name: clients(3) for name in names[5:]}))
+        other = looks_of(curves_figure({"another": [rounds(0.1, 0.2)]}))["another"]
+    assert some == {name: every[name] for name in names[3::2]}
+    assert {name: (line.get_color(), line.get_marker()) for name, line in dots.items()} == {
+        name: every[name][:2] for name in names[5:]
+    }
+    assert other not in every.values()
+    assert len({*every.values()}) == 12
+
+
+def test_outside_of_a_page_every_figure_begins_anew():
+    with style.same_looks(["a", "b"]):
+        assert style.number("b", 7) == 1
+    assert style.number("b", 7) == 7
+
+
+@pytest.mark.parametrize("count", [3, 9])
+def test_a_method_has_one_colour_in_all_cases_and_each_case_its_own_marker(count):
+    names = [f"method {n}" for n in range(count)]
+    with style.same_looks(names):
+        found = {}
+        for case in ("", "IID", "label skew"):
+            for name in names:
+                called = f"{case}, {name}" if case else name
+                style.give_look(called, name, case)
+                found[case, name] = style.look(style.number(called, 0))
+    for name in names:
+        assert len({found[case, name]["color"] for case in ("", "IID", "label skew")}) == 1
+    assert len({(one["color"], one["marker"], str(one["linestyle"])) for one in found.values()}) == 3 * count
+
+
+def test_equal_curves_do_not_hide_each_other():
+    course = rounds(*np.linspace(0.1, 0.9, 30))
+    figure = curves_figure({"a": [course], "b": [course], "c": [rounds(*np.linspace(0.2, 0.5, 30))], "d": [course]})
+    widths = {name: line.get_linewidth() for name, line in lines(figure).items()}
+    assert widths["a"] > widths["b"] > widths["d"] == widths["c"]  # what lies below is wider
+    markers = {name: line.get_markersize() for name, line in lines(figure).items()}
+    assert markers["a"] > markers["b"] > markers["d"]
+    first, second = (lines(figure)[name].get_markevery() for name in "ab")
+    assert first != second

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from matplotlib.collections import LineCollection, PathCollection
 
 from coterie.core.errors import SettingsError
 from coterie.core.registry import options
@@ -383,10 +384,16 @@ def test_spread_goes_from_the_worst_client_to_the_best():
     summary = {"accuracy_min": 0.2, "accuracy_mean": 0.5, "accuracy_max": 0.9}
     more = summary | {f"global_{key}": value / 2 for key, value in summary.items()}
     figure = drawn("spread", {"a": [stored(summary=summary)], "b": [stored(summary=more)]})
-    own, globally = (collection.get_segments() for collection in figure.axes[0].collections)
+    own, globally = (one.get_segments() for one in figure.axes[0].collections if isinstance(one, LineCollection))
     assert [segment[:, 0].tolist() for segment in own] == [[20, 90], [20, 90]]
     assert globally[0][:, 0].tolist() == [10, 45]
-    assert lines(figure.axes[0])["global test set"].get_xdata() == pytest.approx([25])
+    means = [one.get_offsets()[:, 0].tolist() for one in figure.axes[0].collections if isinstance(one, PathCollection)]
+    assert means[2::3] == [[50, 50], [25]]
+    assert [*lines(figure.axes[0])] == ["own test data", "global test set"]
+
+
+def values(gained):
+    return {name: one.value for name, one in gained.items()}
 
 
 def test_gain_is_over_the_same_client_with_the_same_seed():
@@ -400,7 +407,7 @@ def test_gain_is_over_the_same_client_with_the_same_seed():
     figure = drawn("gain", runs)
     assert titles(figure) == ["Gain over alone"]  # FedAvg was not run
     assert lines(figure.axes[0])["ours"].get_ydata() == pytest.approx([20, -20])
-    assert gains(runs["ours"], runs["alone"]) == pytest.approx({"c0": 0.2, "c1": -0.2})
+    assert values(gains(runs["ours"], runs["alone"])) == pytest.approx({"c0": 0.2, "c1": -0.2})
 
 
 def test_gain_over_another_world_is_none():
@@ -408,7 +415,7 @@ def test_gain_over_another_world_is_none():
     other.settings["split"] = {"name": "iid", "alpha": 0.1}
     assert gains([stored("ifca", clients=with_accuracies(0.6))], [other]) == {}
     fast = stored("local", clients=with_accuracies(0.5), rate=3.0)
-    assert gains([stored("ifca", clients=with_accuracies(0.6))], [fast]) == pytest.approx({"c0": 0.1})
+    assert values(gains([stored("ifca", clients=with_accuracies(0.6))], [fast])) == pytest.approx({"c0": 0.1})
 
 
 def test_gain_over_a_method_with_other_options_has_a_panel_for_each():
@@ -443,7 +450,24 @@ def test_gain_over_a_method_that_each_world_has_once_is_one_panel():
 
 def test_gains_leave_out_who_was_not_scored():
     ours = [stored("ifca", clients=with_accuracies(0.6, None, 0.9))]
-    assert gains(ours, [stored("local", clients=with_accuracies(0.5, 0.5))]) == pytest.approx({"c0": 0.1})
+    assert values(gains(ours, [stored("local", clients=with_accuracies(0.5, 0.5))])) == pytest.approx({"c0": 0.1})
+
+
+def test_a_gain_from_few_samples_is_hollow_and_one_from_many_is_not():
+    now, before = with_accuracies(0.6, 0.6, 0.6), with_accuracies(0.5, 0.5, 0.5)
+    for client, other, samples in zip(now, before, (10, 1000, None), strict=True):
+        client["test_samples"] = other["test_samples"] = samples
+    few, many, unknown = gains([stored("ifca", clients=now)], [stored("local", clients=before)]).values()
+    assert not few.clear
+    assert many.clear
+    assert unknown.ends is None
+    assert not unknown.clear
+    figure = drawn("gain", {"ifca": [stored("ifca", clients=now)], "local": [stored("local", clients=before)]})
+    (hollow,) = [line for line in figure.axes[0].get_lines() if line.get_markerfacecolor() == "white"]
+    assert hollow.get_xdata() == pytest.approx([0])
+    (bars,) = figure.axes[0].collections
+    shown = [segment[:, 1] for segment in bars.get_segments()]
+    assert shown == [pytest.approx([100 * end for end in one.ends]) for one in (few, many)]
 
 
 def test_every_method_is_in_the_legend_of_gains():

@@ -172,3 +172,19 @@ def test_panels_side_by_side_have_the_whole_width_and_shrink_less(columns, mark,
     text = page.figure(drawn, "Small")
     assert text.startswith(mark)
     assert f"min-width:{least}px" in text  # of 672
+
+
+def test_methods_have_the_same_look_in_every_figure_of_a_page(monkeypatch, tmp_path):
+    figures, original = [], page.figure
+    monkeypatch.setattr(page, "figure", lambda drawn, caption: figures.append(drawn) or original(drawn, caption))
+    given = {"clients": 4, "rounds": 2, "limit": 200, "net": "logistic"}
+    names = ("fedavg", "ditto", "local", "ifca")
+    write_comparison(tmp_path / "x.html", "x", compare([Settings.of(given, name, others=names)[0] for name in names]))
+    looks = {name: set() for name in names}
+    for figure in figures:
+        for axes in figure.axes:
+            for line in axes.get_lines():
+                if line.get_label() in looks:
+                    looks[line.get_label()].add((line.get_color(), line.get_marker()))
+    assert {name: len(found) for name, found in looks.items()} == dict.fromkeys(names, 1)
+    assert len(set.union(*looks.values())) == 4

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from coterie.report import page, sections
+from coterie.report import clients, page, sections
+from coterie.report.clients import every_client
 from coterie.report.runs import by_name, write_report
 from coterie.runs.comparison import compare
 from coterie.runs.folder import RunFolder, StoredRun
@@ -52,6 +53,11 @@ def tables(text):
     return found
 
 
+def number(shown):
+    """A figure of a table, without the interval behind it."""
+    return float(shown.partition(" ")[0].replace("−", "-"))
+
+
 def over_local(text):
     """The table of gains over training alone."""
     return next((header, rows) for header, rows in tables(text) if header[0] == "client" and "local" not in header)
@@ -92,23 +98,47 @@ def test_gains_of_clients_are_those_of_the_records(folder, text):
         for client in StoredRun.read(folder / f"{method}-seed{seed}").clients
     }
     header, rows = over_local(text)
-    assert header == ["client", "group", "samples", "autocfl", "cafa", "fedavg", "flis-dc", "slfed"]
+    assert header == ["client", "group", "samples", "test samples", "autocfl", "cafa", "fedavg", "flis-dc", "slfed"]
     assert len(rows) == 6
     for row in rows:
-        for method, shown in zip(header[3:], row[3:], strict=True):
+        for method, shown in zip(header[4:], row[4:], strict=True):
             gained = [accuracy[method, seed, row[0]] - accuracy["local", seed, row[0]] for seed in (0, 1)]
-            assert float(shown.replace("−", "-")) == pytest.approx(50 * sum(gained), abs=0.051)
+            assert number(shown) == pytest.approx(50 * sum(gained), abs=0.051)
+
+
+def test_gains_have_intervals_and_those_beyond_them_are_counted(text):
+    _, gains = over_local(text)
+    verdict = next(rows for header, rows in tables(text) if "better off" in header)
+    shown = dict(zip(["method", "better", "clearly", "worse", "clearly worse"], verdict[0][:5], strict=True))
+    column = [row[4] for row in gains]  # of the first method
+    ends = [tuple(map(number, re.search(r"\((.*) to (.*)\)", cell).groups())) for cell in column]
+    assert all(low <= number(cell) <= high for cell, (low, high) in zip(column, ends, strict=True))
+    assert int(shown["clearly"]) == sum(low > 0 for low, _ in ends) <= int(shown["better"].split()[0])
+    assert int(shown["clearly worse"]) == sum(high < 0 for _, high in ends) <= int(shown["worse"])
+    assert "95 % confidence interval" in text
+
+
+def test_runs_of_before_without_numbers_of_test_samples_are_shown_without_intervals(folder):
+    runs = {name: [StoredRun.read(folder / f"{name}-seed0")] for name in ("local", "fedavg")}
+    for some in runs.values():
+        for client in some[0].clients:
+            del client["test_samples"]
+    content = every_client(runs)
+    assert "clearly" not in content
+    assert "interval" not in content
+    assert tables(content)[1][0] == ["client", "group", "samples", "fedavg"]
+    assert all("(" not in cell for row in tables(content)[1][1] for cell in row)
 
 
 def test_clients_that_are_better_off_are_counted(text):
     verdicts = [(header, rows) for header, rows in tables(text) if "better off" in header]
     assert len(verdicts) == 2
     _, gains = over_local(text)
-    column = [float(row[3].replace("−", "-")) for row in gains]
+    column = [number(row[4]) for row in gains]
     shown = next(row for row in verdicts[0][1] if row[0] == "autocfl")
     assert int(shown[1].split()[0]) >= sum(value > 0 for value in column)
     assert shown[1].endswith("of 6")
-    assert float(shown[5].replace("−", "-")) == max(column)
+    assert number(shown[7]) == max(column)
 
 
 def test_costs_are_those_of_the_ledger(folder, text):
@@ -150,12 +180,12 @@ def test_runs_that_are_not_finished_are_named(folder, tmp_path):
 
 def test_clients_of_other_splits_are_told_apart(folder):
     one, other = (StoredRun.read(folder / f"{name}-seed0") for name in ("local", "fedavg"))
-    assert "other samples" not in sections.clients({"local": [one], "fedavg": [other]})
+    assert "other samples" not in every_client({"local": [one], "fedavg": [other]})
     other.clients[0] |= {"samples": 5, "true_group": 3}
     other.settings["split"]["alpha"] = 7.0
-    text = sections.clients({"local": [one], "fedavg": [other]})
+    text = every_client({"local": [one], "fedavg": [other]})
     (header, rows), *more = tables(text)
-    assert header == ["client", "group", "samples", "local", "fedavg"]  # no gain over another world
+    assert header == ["client", "group", "samples", "test samples", "local", "fedavg"]  # no gain over another world
     assert more == []
     assert rows[0][1:3] == ["–", f"5–{one.clients[0]['samples']}"]
     assert rows[1][1:3] == [str(one.clients[1]["true_group"]), str(one.clients[1]["samples"])]
@@ -188,7 +218,7 @@ def test_gains_say_which_variant_of_a_method_they_are_over(folder, tmp_path):
     rate = slow.settings["method"]["rate"]
     assert {*pages[0]} == {f"Gain over one model for all (fedavg, rate={one}), in points" for one in (rate, 7.0)}
     (of_none,) = pages[0]["Gain over one model for all (fedavg, rate=7.0), in points"]
-    assert float(of_none[3]) == pytest.approx(100 * other.summary["accuracy_mean"], abs=0.1)
+    assert number(of_none[5]) == pytest.approx(100 * other.summary["accuracy_mean"], abs=0.1)
 
 
 def test_a_run_that_is_there_twice_with_other_results_is_told_of(folder, tmp_path):
@@ -234,9 +264,9 @@ def test_names_are_text(folder, tmp_path):
 
 
 def test_many_clients_are_folded_up(monkeypatch, folder):
-    monkeypatch.setattr(sections, "_MANY", 5)
+    monkeypatch.setattr(clients, "_MANY", 5)
     runs = {name: [StoredRun.read(folder / f"{name}-seed0")] for name in ("local", "fedavg")}
-    assert "<summary>All 6 clients</summary>" in sections.clients(runs)
+    assert "<summary>All 6 clients</summary>" in every_client(runs)
 
 
 # The command

@@ -231,3 +231,26 @@ def test_headers_are_broken_before_columns_are_left_out():
 
 def test_a_title_is_taken_as_it_is():
     assert "[/x] [bold]y" in printed(comparison_table(MANY, "[/x] [bold]y"), width=140)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_no_number_is_cut_or_broken_however_narrow_a_terminal_is(width):
+    said = printed(comparison_table(MANY, "title", width=width), width=width)
+    assert "…" not in said
+    header, cells = comparison_cells(MANY)
+    left_out = " ".join(said[said.find("no room for") :].split()) if "no room for" in said else ""
+    for name, cell in zip(header, cells[0], strict=True):
+        assert cell in said or name in left_out, name
+    assert "65.0 ± 35.4" in said
+    assert max(map(len, said.splitlines())) <= width
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_no_number_of_a_run_is_cut(width):
+    more = {"global_accuracy_mean": 0.3, "accuracy_adapted_mean": 0.7, "accuracy_last_mean": 0.8}
+    run = summary("clustered-sampling", **more, bytes_peer=10**12, ari=0.5, placed_right=3, seconds=123456.7)
+    run["best_round"] |= more
+    said = printed(run_table(run), width=width)
+    assert "…" not in said
+    for number in ("50.0 ± 10.0", "ARI 0.50", "3 of 4", "1.0 TB", "123456.7 s"):
+        assert number in said

@@ -214,6 +214,9 @@ def test_a_client_without_test_samples_is_left_out_of_the_figures():
     fed = coterie.simulate(coterie.Dataset(x, y), split, "mlp")
     result = coterie.FedAvg(rounds=1).fit(fed)
     assert result.clients[2]["accuracy"] is None
+    shards = fed._engine._host.shards[:3]
+    assert [client["test_samples"] for client in result.clients] == [len(shard.test) for shard in shards]
+    assert result.clients[2]["test_samples"] == 0
     known = [client["accuracy"] for client in result.clients[:2]]
     assert result.summary["accuracy_mean"] == pytest.approx(np.mean(known))
 

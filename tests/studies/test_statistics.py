@@ -15,18 +15,21 @@ from coterie.core.errors import SettingsError
 from coterie.runs.experiment import run as run_settings
 from coterie.runs.folder import StoredRun
 from coterie.runs.settings import Settings
+from coterie.server.metrics import metrics
 from coterie.studies.statistics import (
-    CLIENT_KEYS,
-    ROUND_KEYS,
-    SUMMARY_KEYS,
     Estimate,
+    client_keys,
+    difference_ends,
     estimate,
     functions,
     holm,
     over_clients,
     paired,
+    round_keys,
     smooth,
     statistic,
+    summary_keys,
+    wilson,
 )
 
 
@@ -201,16 +204,17 @@ def test_every_function_says_what_it_gives():
     assert all(said.endswith(".") for said in listed.values())
 
 
-def test_runs_have_the_figures_that_are_known(tmp_path):
+def test_runs_have_the_figures_that_are_known(tmp_path, monkeypatch):
     """Neither can the lists of keys lack one, nor have one that no run has."""
+    monkeypatch.setattr("coterie.studies.statistics.metrics", {"accuracy": metrics["accuracy"]})
     world = {"data": "digits", "split": "iid", "net": "logistic", "clients": 3, "rounds": 2, "limit": 200}
     chosen, _ = Settings.of({**world, "views": ("adapted", "last")}, "fedavg")
     run_settings(chosen, tmp_path / "run")
     run = StoredRun.read(tmp_path / "run")
-    text = {"method", "data", "split", "net", "best_round", "ledger"}
+    text = {"method", "data", "split", "net", "best_round", "ledger", "metrics"}
     grouped = {"ari", "nmi", "purity", "placed_right", "stable_since"}
     best = {f"best_round.{key}" for key in run.summary["best_round"]}
-    assert {"bytes", "steps_mean", *run.rounds[0]} - {"round"} == ROUND_KEYS
+    assert {"bytes", "steps_mean", *run.rounds[0]} - {"round"} == round_keys()
     assert (
         run.summary.keys() - text
         | grouped
@@ -220,10 +224,10 @@ def test_runs_have_the_figures_that_are_known(tmp_path):
             "steps_mean",
             "best_round.steps_mean",
         }
-        == SUMMARY_KEYS
+        == summary_keys()
     )
-    assert {*run.clients[0]} - {"client"} == CLIENT_KEYS
-    for key in SUMMARY_KEYS - grouped - {"steps_mean", "best_round.steps_mean"}:
+    assert {*run.clients[0]} - {"client"} == client_keys()
+    for key in summary_keys() - grouped - {"steps_mean", "best_round.steps_mean"}:
         assert statistic(key)(run) is not None, key
 
 
@@ -413,3 +417,31 @@ def test_holms_correction_only_raises_and_keeps_the_order(raw):
     assert all(before <= after <= 1 for before, after in both)
     afterwards = [after for _, after in sorted(both)]
     assert afterwards == sorted(afterwards)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 400).flatmap(lambda count: st.tuples(st.integers(0, count), st.just(count))))
+def test_the_interval_of_a_share_is_wilsons(pair):
+    right, samples = pair
+    low, high = stats.binomtest(right, samples).proportion_ci(method="wilson")
+    assert wilson(right / samples, samples) == pytest.approx((low, high), abs=1e-12)
+
+
+def test_the_interval_of_a_difference_is_that_of_newcombes_example():
+    # 9 of 10 against 3 of 10: 0.1705 to 0.8090 (Newcombe 1998, Table II, method 10).
+    assert difference_ends(0.9, 0.3, 10) == pytest.approx((0.1705, 0.8090), abs=5e-5)
+
+
+@given(st.integers(0, 50), st.integers(0, 50))
+def test_the_interval_of_a_difference_has_it_inside_and_turns_with_it(right, other):
+    low, high = difference_ends(right / 50, other / 50, 50)
+    assert -1 - 1e-9 <= low <= (right - other) / 50 <= high <= 1 + 1e-9
+    assert difference_ends(other / 50, right / 50, 50) == pytest.approx((-high, -low))
+
+
+def test_two_points_from_sixteen_samples_are_no_gain():
+    low, high = difference_ends(13 / 16 + 0.021, 13 / 16, 16)
+    assert low < -0.2
+    assert high > 0.2
+    low, _ = difference_ends(0.8125 + 0.021, 0.8125, 16_000)
+    assert low > 0

@@ -40,7 +40,8 @@ def _compare(
 ) -> None:
     """Run methods in the same world and put them side by side: `coterie compare local fedavg --seeds 3`.
 
-    An option of a method goes to every method that has it.
+    An option of a method goes to every method that has it. The folder has a page, and the tables in Markdown, LaTeX
+    and CSV; from three seeds on with paired tests against FedAvg, if it is among the methods.
     """
     from coterie.runs.options import table_of
 
@@ -65,14 +66,15 @@ def _compare(
     place = place_of(out, RUNS, f"compare-{short(world)}-{world.split.name}", resume)
     again = "the same command with --resume --out FOLDER"
     with stoppable(place, again), following(quiet=as_json) as follower:
-        entries = compare(ready, seeds, place, resume, follower.watch)
+        line = follower.one_line(seeds * len(ready), seeds * sum(one.method.rounds for one in ready))
+        entries = compare(ready, seeds, place, resume, line.watch)
     first, _ = entries[0]
     present(place, headline(first.world, len(first.world.population)), entries, as_json)
 
 
 def present(place: "Path | NewFolder", title: str, entries: "Sequence[Entry]", as_json: bool = False) -> None:
-    """Write the page of a comparison and print its table."""
-    from coterie.report.comparison import write_comparison
+    """Write the page and the tables of a comparison, print one of them, and say where the others are."""
+    from coterie.report.comparison import TABLES, write_comparison
     from coterie.report.tables import comparison_table
 
     page = (made(place) or Path()) / "index.html"
@@ -82,4 +84,7 @@ def present(place: "Path | NewFolder", title: str, entries: "Sequence[Entry]", a
         return
     title += f", {rows[0].seeds} seeds" if rows[0].seeds > 1 else ""
     print_table(comparison_table(rows, title, console.width if console.is_terminal else None))
+    tables = page.with_name(TABLES)
+    if tables.is_dir():
+        tell("tables, tests, LaTeX and CSV:", tables)
     tell("look at", page)

@@ -29,7 +29,9 @@ def demo(
         highlight=False,
     )
     with stoppable(place, "coterie demo, which begins anew"), following() as follower:
-        entries = compare(demo_settings(), out=place, watch=follower.watch)
+        settings = demo_settings()
+        line = follower.one_line(len(settings), sum(one.method.rounds for one in settings))
+        entries = compare(settings, out=place, watch=line.watch)
     present(place, "Digits, 20 clients in 4 hidden groups", entries)
 
 

@@ -1,17 +1,31 @@
-"""A page that shows methods side by side."""
+"""What is written of methods side by side: a page, and the tables with their tests that studies have too."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from coterie.report import page, sections
-from coterie.report.figures import clients_figure, split_figure
+from markupsafe import Markup
+
+from coterie.report import page, printing, sections
+from coterie.report.clients import every_client
+from coterie.report.figures import clients_figure, split_figure, style
+from coterie.report.figures.records import MANY_CLIENTS
+from coterie.report.studies import write_tables
 from coterie.report.tables import Comparison, compared
-from coterie.runs.comparison import Entry
+from coterie.report.words import COLUMNS
+from coterie.runs.comparison import Entry, run_folder
 from coterie.runs.folder import StoredRun
+from coterie.studies.campaign import Results
+from coterie.studies.study import Study, TableSpec
+
+TABLES = "tables"
+"""The folder of the tables, beside the page."""
+
+_NAME = "comparison"
+"""What the tables' files are called."""
 
 
 def write_comparison(path: Path, title: str, entries: Sequence[Entry]) -> list[Comparison]:
-    """Write the page of a comparison, and give its rows."""
+    """Write the page of a comparison and the tables beside it, and give the rows of the page's table."""
     rows = compared([result.summary for _, result in entries])
     first, _ = entries[0]
     world, population = first.world, first.world.population
@@ -19,7 +33,9 @@ def write_comparison(path: Path, title: str, entries: Sequence[Entry]) -> list[C
     for settings, result in entries:
         table = settings.resolved().table()
         records = (result.summary, result.rounds, result.clients, result.groups, result.insights)
-        runs.setdefault(settings.method.name, []).append(StoredRun(path.parent, table, *records))
+        folder = run_folder(path.parent, settings)
+        runs.setdefault(settings.method.name, []).append(StoredRun(folder, table, *records))
+    tables = write_tables(_results(title, runs), path.parent / TABLES).tables
     runs = {name: runs[name] for row in rows if (name := row.name.removesuffix(" (reads test data)"))}
     seeds = f"{rows[0].seeds} seeds, mean ± standard deviation" if rows[0].seeds > 1 else "one seed"
     split = split_figure(population.label_counts(), population.labels, population.names, population.groups)
@@ -27,19 +43,41 @@ def write_comparison(path: Path, title: str, entries: Sequence[Entry]) -> list[C
         f"{world.dataset.name}, {world.split.name} split, {len(population)} clients, net {world.net_name}, "
         f"{first.method.rounds} rounds; {seeds}."
     )
-    of_clients = "Each client's accuracy at the end" + (", with the first seed." if rows[0].seeds > 1 else ".")
-    every = page.figure(clients_figure({name: some[0].clients for name, some in runs.items()}), of_clients)
-    page.write_page(
-        path,
-        title,
-        lead,
-        [
-            ("Methods", sections.methods_table(runs)),
-            ("Every client", every + sections.clients(runs)),
-            ("Figures", sections.figures(runs)),
-            ("The split", page.figure(split, "How many training samples of each label each client has.")),
-            ("What it cost", sections.costs(runs)),
-            ("Settings", sections.settings({name: some[0].settings for name, some in runs.items()})),
-        ],
-    )
+    tested = Markup().join(printing.html(table) for table in tables if table.comparisons)
+    with style.same_looks(runs):
+        of_clients = "Each client's accuracy at the end" + (", with the first seed." if rows[0].seeds > 1 else ".")
+        of_each = clients_figure({name: some[0].clients for name, some in runs.items()})
+        every = page.figure(of_each, of_clients) if len(population) <= MANY_CLIENTS else Markup()
+        page.write_page(
+            path,
+            title,
+            lead,
+            [
+                ("Methods", sections.methods_table(runs)),
+                ("More than chance?", tested),
+                ("Every client", every + every_client(runs)),
+                ("Figures", sections.figures(runs)),
+                ("The split", page.figure(split, sections.split_caption(runs))),
+                ("What it cost", sections.costs(runs)),
+                ("Settings", sections.settings({name: some[0].settings for name, some in runs.items()})),
+            ],
+        )
     return rows
+
+
+def _results(title: str, runs: Mapping[str, Sequence[StoredRun]]) -> Results:
+    """A comparison as the results of a study with methods as its only axis; FedAvg is what others are tested against.
+
+    It needs no check: its methods have been run.
+    """
+    summaries = [run.summary or {} for some in runs.values() for run in some]
+    shares = {words.removesuffix(" %"): key for key, words in COLUMNS.items() if words.endswith(" %")}
+    values = {words: key for words, key in shares.items() if any(one.get(key) is not None for one in summaries)}
+    reference = {"method": "fedavg"} if "fedavg" in runs and len(runs) > 1 else {}
+    table = TableSpec(
+        f"Accuracy, %: {title}", values, ("method",), ("value",), percent=True, better="higher", reference=reference
+    )
+    axes = {"method": {name: {"method": name} for name in runs}}
+    seeds = max(map(len, runs.values()))
+    study = Study(_NAME, title, axes, seeds=seeds, tables=(table,) if values else ())
+    return Results(study, seeds, {(name,): list(some) for name, some in runs.items()}, {})

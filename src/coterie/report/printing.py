@@ -212,10 +212,11 @@ def _remarks(table: ResultTable, common: Sequence[str]) -> Iterator[str]:
         yield f"≈ {table.tolerance} of the paper's number; ≠ further from it."
     if Verdict.INCOMPARABLE in verdicts:
         yield "n/c not comparable."
-    if any(cell.clear for cell in cells):
+    if table.comparisons:
         reference = ", ".join(table.spec.reference.values())
+        said = f"* differs from {reference}" if any(cell.clear for cell in cells) else f"None differs from {reference}"
         yield (
-            f"* differs from {reference} by more than chance: paired t-test over {table.pairs}, p < {SIGNIFICANT:g} "
+            f"{said} by more than chance: paired t-test over {table.pairs}, p < {SIGNIFICANT:g} "
             f"after Holm's correction for {table.comparisons} comparisons."
         )
     if any(cell.best or cell.best_published for cell in cells):

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from coterie.core.errors import SettingsError
 from coterie.report import page, sections
+from coterie.report.clients import every_client
+from coterie.report.figures import style
 from coterie.report.tables import same_outcome
 from coterie.runs.folder import StoredRun
 from coterie.runs.identity import names_apart
@@ -32,19 +34,23 @@ def write_report(path: Path, title: str, stored: Sequence[StoredRun]) -> dict[st
     ]
     notes = [f"Not finished, and not on this page: {', '.join(open_ones)}."] if open_ones else []
     notes += _differing(finished, runs)
-    page.write_page(
-        path,
-        title,
-        _lead(runs),
-        [
-            ("Methods" if len(runs) > 1 else "The run", sections.methods_table(runs) + page.parts.paragraphs(*notes)),
-            ("Every client", sections.clients(runs)),
-            ("Figures", sections.figures(runs)),
-            ("The split", sections.split(runs)),
-            ("What it cost", sections.costs(runs)),
-            ("Settings", sections.settings({name: some[0].settings for name, some in runs.items()})),
-        ],
-    )
+    with style.same_looks(runs):
+        page.write_page(
+            path,
+            title,
+            _lead(runs),
+            [
+                (
+                    "Methods" if len(runs) > 1 else "The run",
+                    sections.methods_table(runs) + page.parts.paragraphs(*notes),
+                ),
+                ("Every client", every_client(runs)),
+                ("Figures", sections.figures(runs)),
+                ("The split", sections.split(runs)),
+                ("What it cost", sections.costs(runs)),
+                ("Settings", sections.settings({name: some[0].settings for name, some in runs.items()})),
+            ],
+        )
     return runs
 
 

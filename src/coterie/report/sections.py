@@ -1,4 +1,4 @@
-"""The parts of a page about runs: their table, what each client gained, figures, what it cost, the settings."""
+"""The parts of a page about runs: their table, figures, what it cost, the settings; `clients` has one more."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
@@ -11,8 +11,8 @@ from coterie.core.links import linked
 from coterie.methods import methods
 from coterie.report import page
 from coterie.report.figures import NotRecordedError, Runs, kinds
-from coterie.report.figures.relations import mixed_over_time
-from coterie.report.figures.scores import gained_over
+from coterie.report.figures.records import MANY_CLIENTS
+from coterie.report.figures.relations import MOST_MIXED, mixed_over_time
 from coterie.report.page import parts
 from coterie.report.tables import best_cells, compared, comparison_cells, megabytes, worlds_of
 from coterie.report.words import DIRECTIONS, KINDS
@@ -39,97 +39,6 @@ def methods_table(runs: Runs) -> Markup:
     return parts.table(header, cells, best_cells(rows)) + parts.paragraphs(_EXPLANATION, *apart)
 
 
-# Every client
-
-_MANY = 30
-"""A table of more clients than this is folded up."""
-
-_EQUAL = 1e-9
-"""Smaller gains count as none: rounding alone leaves that much."""
-
-
-def clients(runs: Runs) -> Markup:
-    """What each client gets and what it gained over training alone and over FedAvg, if these are among the runs."""
-    accuracies = {name: _accuracies(some) for name, some in runs.items()}
-    known = _clients(runs)
-    redrawn = any(client["fewest"] < client["most"] for client in known.values())
-    content = Markup()
-    for method, words in (("local", "training alone"), ("fedavg", "one model for all")):
-        for reference, gained in gained_over(runs, method).items():
-            content += parts.heading(f"Gain over {words} ({reference}), in points") + _verdict(gained)
-            table = _client_table(known, gained, signed=True)
-            content += parts.folded(f"All {len(known)} clients", table) if len(known) > _MANY else table
-    if content:
-        content = _drawn("gain", runs, "What each client gained over other methods, in points of accuracy.") + content
-    table = _client_table(known, accuracies, signed=False)
-    if table:
-        name = "Accuracy of every client, %"
-        content += parts.folded(name, table) if content else parts.heading(name) + table
-    return content + parts.paragraphs(*([_REDRAWN] if content and redrawn else []))
-
-
-_REDRAWN = (
-    "Not all runs have the same split, so a client's name stands for other samples in another one. Gains are taken "
-    "inside of a split, and are means over those with the same name."
-)
-
-
-def _clients(runs: Runs) -> dict[str, dict[str, Any]]:
-    """By name, the true group of every client if it is the same in all runs, and its fewest and most samples."""
-    found: dict[str, dict[str, Any]] = {}
-    for client in (client for some in runs.values() for run in some for client in run.clients):
-        group, samples = client["true_group"], client["samples"]
-        seen = found.setdefault(client["client"], {"group": group, "fewest": samples, "most": samples})
-        seen["group"] = group if seen["group"] == group else None
-        seen["fewest"], seen["most"] = min(seen["fewest"], samples), max(seen["most"], samples)
-    return found
-
-
-def _accuracies(some: Sequence[StoredRun]) -> dict[str, float]:
-    """Each client's accuracy, mean over seeds."""
-    found: dict[str, list[float]] = {}
-    for client in (client for run in some for client in run.clients if client["accuracy"] is not None):
-        found.setdefault(client["client"], []).append(client["accuracy"])
-    return {name: float(np.mean(values)) for name, values in found.items()}
-
-
-def _client_table(known: Mapping[str, Any], columns: Mapping[str, Mapping[str, float]], signed: bool) -> Markup:
-    """A row for every client, and figures by method; a click on a header sorts."""
-    columns = {name: values for name, values in columns.items() if values}
-    if not columns:
-        return Markup()
-    grouped = any(client["group"] is not None for client in known.values())
-    header = ["client", *(["group"] if grouped else []), "samples", *columns]
-    rows, meant = [], []
-    for name, client in known.items():
-        figures = [values.get(name) for values in columns.values()]
-        group, fewest, most = client["group"], client["fewest"], client["most"]
-        samples = str(most) if fewest == most else f"{fewest}–{most}"
-        shown = ["–" if group is None else str(group)] if grouped else []
-        rows.append([name, *shown, samples, *(_points(figure, signed) for figure in figures)])
-        meant.append([name, *([group] if grouped else []), most, *figures])
-    return parts.table(header, rows, values=meant)
-
-
-def _points(value: float | None, signed: bool) -> str:
-    if value is None:
-        return "–"
-    text = f"{100 * value:+.1f}" if signed else f"{100 * value:.1f}"
-    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
-
-
-def _verdict(gained: Mapping[str, Mapping[str, float]]) -> Markup:
-    """How many clients are better off with each method."""
-    rows, meant = [], []
-    for name, values in gained.items():
-        figures = np.array([*values.values()])
-        better, worse = int((figures > _EQUAL).sum()), int((figures < -_EQUAL).sum())
-        ends = [float(figure) for figure in (figures.mean(), figures.min(), figures.max())]
-        rows.append([name, f"{better} of {len(figures)}", str(worse), *(_points(end, signed=True) for end in ends)])
-        meant.append([name, better, worse, *ends])
-    return parts.table(["method", "better off", "worse off", "mean", "least", "most"], rows, values=meant)
-
-
 # Figures
 
 _FIGURES: tuple[tuple[str, dict[str, Any], str], ...] = (
@@ -143,10 +52,12 @@ _FIGURES: tuple[tuple[str, dict[str, Any], str], ...] = (
 def figures(runs: Runs) -> Markup:
     """All figures for which the runs have records."""
     shown = [*_FIGURES, *((kind.name, {}, kind.caption) for kind in linked("page_figures")())]
-    drawn = [_drawn(kind, runs, caption, **options) for kind, options, caption in shown]
+    content = [drawn(kind, runs, caption, **options) for kind, options, caption in shown]
     mixed = {name: some for name, some in runs.items() if some and _mixes(some[0])}
-    drawn.append(_drawn("mixing", mixed, "Whose models each client's is mixed of; a row for each client. First seed."))
-    return Markup().join(drawn)
+    content.append(drawn("mixing", mixed, "Whose models each client's is mixed of; a row for each client. First seed."))
+    if any(len(run.clients) > MOST_MIXED for some in runs.values() for run in some):
+        content.append(parts.paragraphs(f"Who mixes with whom is shown of at most {MOST_MIXED:,} clients."))
+    return Markup().join(content)
 
 
 _SPLITS = 6
@@ -167,10 +78,17 @@ def split(runs: Runs) -> Markup:
     if len(shown) > _SPLITS:
         several += f" Of {len(shown)} splits, {_SPLITS} are shown."
         shown = dict(list(shown.items())[:_SPLITS])
-    return _drawn("labels", shown, f"How much each client has of each label in its training data.{several}")
+    return drawn("labels", shown, f"{split_caption(runs)}{several}")
 
 
-def _drawn(kind: str, runs: Runs, caption: str, **options: Any) -> Markup:
+def split_caption(runs: Runs) -> str:
+    """What is shown of the split: of many clients distributions."""
+    if any(len(run.clients) > MANY_CLIENTS for some in runs.values() for run in some):
+        return "How many training samples clients have, and how many labels occur in them."
+    return "How much each client has of each label in its training data."
+
+
+def drawn(kind: str, runs: Runs, caption: str, **options: Any) -> Markup:
     """A figure with its caption, or nothing where the runs have no record for it."""
     try:
         return page.figure(kinds.make(kind, **options).draw(runs), caption)

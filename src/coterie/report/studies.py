@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from coterie.core.errors import CoterieError, SettingsError
 from coterie.core.files import write_whole
 from coterie.report import page, printing
-from coterie.report.figures import asked, draw, save
+from coterie.report.figures import asked, draw, save, style
 from coterie.report.page import parts
 from coterie.report.results import ResultTable, Summary, study_summary, study_tables
 from coterie.studies.campaign import Results
@@ -70,6 +70,19 @@ def stem(study: Study) -> str:
 
 def write_study(results: Results, out: Path) -> Report:
     """Write tables, figures and the page of a study below a folder."""
+    study = results.study
+    with style.same_looks(study.axes["method"]):
+        figures = list(study_figures(results))
+    check_folder(out)
+    report = write_tables(results, out / "tables")
+    with _writing(out):
+        _write_figures(out / "figures", stem(study), figures)
+        _write_page(out / f"{stem(study)}.html", results, report, figures)
+    return report
+
+
+def write_tables(results: Results, folder: Path) -> Report:
+    """Write the tables of a study to a folder, in Markdown, LaTeX and CSV."""
     study, report = results.study, Report(study_tables(results), study_summary(results))
     title = f"# {printing.markdown_text(_heading(study))}"
     parts = [title, *map(printing.markdown, report.shown), printing.summary_markdown(report.summary)]
@@ -78,13 +91,10 @@ def write_study(results: Results, out: Path) -> Report:
         "tex": "\n\n".join(map(printing.latex, report.shown)) + "\n",
         "csv": printing.csv_text(report.tables),
     }
-    figures = list(study_figures(results))
-    check_folder(out)
-    with _writing(out):
+    with _writing(folder):
         for ending, text in texts.items() if report.tables else ():
-            write_whole(out / "tables" / f"{stem(study)}.{ending}", text)
-        _write_figures(out / "figures", stem(study), figures)
-        _write_page(out / f"{stem(study)}.html", results, report, figures)
+            folder.mkdir(parents=True, exist_ok=True)
+            write_whole(folder / f"{stem(study)}.{ending}", text)
     return report
 
 

@@ -169,8 +169,11 @@ def over_seeds(values: Sequence[float | None]) -> tuple[float, float] | None:
     return (float(np.mean(known)), float(np.std(known, ddof=1)) if len(known) > 1 else 0.0) if known else None
 
 
-_EXPENDABLE = ("seconds", "groups", "accuracy_last_mean", "accuracy_adapted_mean")
-"""Columns that are left out first where the terminal is too narrow for all."""
+_EXPENDABLE = (
+    *("seconds", "groups", "accuracy_last_mean", "accuracy_adapted_mean"),
+    *("bytes", "ari", "global_accuracy_mean", "accuracy_worst_tenth"),
+)
+"""Columns that are left out, in this order, where the terminal is too narrow for all."""
 
 
 def comparison_cells(rows: Sequence[Comparison], without: Collection[str] = ()) -> tuple[list[str], list[list[str]]]:
@@ -223,7 +226,7 @@ def comparison_table(rows: Sequence[Comparison], title: str, width: int | None =
         table.caption = Text("\n".join(notes))
         table.caption_justify = "left"
     for number, name in enumerate(header):
-        table.add_column(name, justify="right" if number else "left")
+        table.add_column(name, justify="right" if number else "left", no_wrap=number > 0, overflow="fold")
     for line, marks in zip(cells, best_cells(rows, without), strict=True):
         table.add_row(*(Text(cell, style="bold" if mark else "") for cell, mark in zip(line, marks, strict=True)))
     return table

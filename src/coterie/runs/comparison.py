@@ -11,6 +11,11 @@ from coterie.server.fitting import Observer
 from coterie.server.method import Method
 
 
+def run_folder(parent: Path, settings: Settings) -> Path:
+    """The folder of a run of a comparison."""
+    return parent / f"{settings.method.name}-seed{settings.world.seed}"
+
+
 def compare(
     settings: Sequence[Settings],
     seeds: int = 1,
@@ -32,7 +37,7 @@ def compare(
     parent = out.make() if isinstance(out, NewFolder) else out
 
     def folder(one: Settings) -> Path | None:
-        return None if parent is None else parent / f"{one.method.name}-seed{one.world.seed}"
+        return None if parent is None else run_folder(parent, one)
 
     entries = batch.run(folder, resume, lambda one: watch(one.method, one.world.seed), keep_models=keep_models)
     return [entry for entry in entries if entry is not None]

@@ -315,9 +315,9 @@ def _client_record(
     record: Record = {
         "client": fed.names[client],
         "samples": sizes[client],
+        "test_samples": int(scores.samples[row]),
         "true_group": None if truth is None else int(truth[client]),
         "group_found": None if scores.groups is None else int(scores.groups[client]),
-        "test_samples": int(scores.samples[row]),
     }
     record |= {name: _number(values[row]) for name, values in scores.values.items()}
     record["loss"] = _number(scores.loss[row])

@@ -11,14 +11,16 @@ import re
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf, isfinite
+from math import hypot, inf, isfinite, sqrt
 from pathlib import Path
 from typing import Any, NamedTuple, NewType, TypeVar, get_type_hints
 
 import numpy as np
 
 from coterie.core.errors import SettingsError, unknown
+from coterie.data.tasks import TASKS
 from coterie.runs.folder import StoredRun
+from coterie.server.metrics import metrics
 from coterie.studies.measures import measures
 
 Peers = Mapping[str, StoredRun | None]
@@ -29,35 +31,35 @@ RoundKey = NewType("RoundKey", str)
 ClientKey = NewType("ClientKey", str)
 Weight = NewType("Weight", float)
 
-ROUND_KEYS = frozenset(
-    {f"accuracy_{name}" for name in ("mean", "std", "min", "max", "worst_tenth", "adapted_mean", "last_mean")}
-    | {f"global_accuracy_{name}" for name in ("mean", "min", "max")}
-    | {f"bytes_{direction}" for direction in ("up", "down", "peer", "evaluation")}
-    | {"loss_mean", "validation_accuracy", "groups", "seconds", "steps_mean", "bytes"}
-)
-"""Figures of an evaluated round. `bytes` is all that was sent up, down and between clients."""
 
-SUMMARY_KEYS = (
-    ROUND_KEYS
-    | {f"best_round.{key}" for key in (*ROUND_KEYS, "round")}
-    | {"clients", "rounds", "seed", "parameters", "ari", "nmi", "purity", "placed_right", "stable_since"}
-)
-"""Figures of a whole run; besides, there are `ledger.DIRECTION.KIND` and what measures give."""
+def round_keys() -> set[str]:
+    """Figures of an evaluated round. `bytes` is all that was sent up, down and between clients."""
+    spread = ("mean", "std", "min", "max", "worst_tenth")
+    found = {f"{name}_{figure}" for name in metrics for figure in spread} | {f"validation_{name}" for name in metrics}
+    for name in _of_tasks():
+        found |= {f"{name}_{view}_mean" for view in ("adapted", "last")}
+        found |= {f"global_{name}_{figure}" for figure in ("mean", "min", "max")}
+    sent = {f"bytes_{direction}" for direction in ("up", "down", "peer", "evaluation")}
+    return found | sent | {"loss_mean", "groups", "seconds", "steps_mean", "bytes"}
 
-CLIENT_KEYS = frozenset(
-    {"accuracy", "accuracy_adapted", "accuracy_last", "global_accuracy", "loss"}
-    | {"samples", "steps", "rounds_taken_part", "true_group", "group_found"}
-)
-"""Figures of a client."""
 
-_MEANS_OVER_CLIENTS = {
-    "accuracy_mean": "accuracy",
-    "accuracy_adapted_mean": "accuracy_adapted",
-    "accuracy_last_mean": "accuracy_last",
-    "global_accuracy_mean": "global_accuracy",
-    "loss_mean": "loss",
-}
-"""Which figures of the last round are means over clients, and of what."""
+def summary_keys() -> set[str]:
+    """Figures of a whole run; besides, there are `ledger.DIRECTION.KIND` and what measures give."""
+    found = round_keys() | {f"best_round.{key}" for key in (*round_keys(), "round")}
+    found |= {f"pooled_{name}" for name in metrics}
+    return found | {"clients", "rounds", "seed", "parameters", "ari", "nmi", "purity", "placed_right", "stable_since"}
+
+
+def client_keys() -> set[str]:
+    """Figures of a client."""
+    found = {form.format(name) for name in _of_tasks() for form in ("{}_adapted", "{}_last", "global_{}")}
+    found |= {*metrics, "loss", "samples", "test_samples"}
+    return found | {"steps", "rounds_taken_part", "true_group", "group_found"}
+
+
+def _of_tasks() -> set[str]:
+    """The metrics that tasks have if nobody names one, by which views and the global test set are judged."""
+    return {task.score for task in TASKS.values()} & metrics.keys()
 
 
 # Statistics of a run
@@ -96,12 +98,14 @@ class Statistic:
         """The figure of each client whose mean this is, if it is one."""
         if self.name == "clients_mean":
             return str(self.arguments[0])
-        return _MEANS_OVER_CLIENTS.get(self.arguments[0]) if self.name == "key" else None
+        mean = str(self.arguments[0]).removesuffix("_mean")
+        is_mean = self.name == "key" and str(self.arguments[0]).endswith("_mean")
+        return mean if is_mean and mean in client_keys() - {"steps"} else None
 
     @property
     def at_equal_steps(self) -> "Statistic | None":
         """For a figure of the last round, the same figure where no method has taken more local steps than another."""
-        if self.name == "key" and self.arguments[0] in ROUND_KEYS:
+        if self.name == "key" and self.arguments[0] in round_keys():
             return statistic(f"equal_steps({self.arguments[0]})")
         return None
 
@@ -158,7 +162,7 @@ def statistic(text: str) -> Statistic:
         key = text.strip()
         if not re.fullmatch(r"ledger\.(up|down|peer|evaluation)\..+", key):
             measured = {key for name in measures for key in measures[name].gives}
-            _require(key, SUMMARY_KEYS | measured, "statistic", _functions.keys() - {"key"})
+            _require(key, summary_keys() | measured, "statistic", _functions.keys() - {"key"})
         return Statistic(text, "key", (key,))
     name, given = call[1], next(csv.reader([call[2]], skipinitialspace=True), [])
     _require(name, _functions.keys() - {"key"}, "statistic")
@@ -182,7 +186,7 @@ def _require(name: str, known: Collection[str], kind: str, more: Iterable[str] =
 
 def _argument(text: str, name: str, kind: Any, said: str) -> Any:
     if kind in (RoundKey, ClientKey):
-        _require(said, ROUND_KEYS if kind is RoundKey else CLIENT_KEYS, f"key in the statistic {text!r}")
+        _require(said, round_keys() if kind is RoundKey else client_keys(), f"key in the statistic {text!r}")
         return said
     if kind is str:
         return said
@@ -490,3 +494,32 @@ def holm(probabilities: Sequence[float | None]) -> list[float | None]:
         highest = max(highest, min(1.0, value * (len(tested) - rank)))
         corrected[number] = highest
     return corrected
+
+
+# How sure a share is
+
+
+Ends = tuple[float, float]
+"""The lower and the upper end of a confidence interval."""
+
+_QUANTILE = 1.959963984540054
+"""Of the normal distribution, for intervals of 95 %."""
+
+
+def wilson(share: float, samples: int) -> Ends:
+    """The 95 % confidence interval of a share of samples (Wilson 1927). It also holds for few samples."""
+    square = _QUANTILE**2
+    centre = (share + square / (2 * samples)) / (1 + square / samples)
+    reach = _QUANTILE / (1 + square / samples) * sqrt(share * (1 - share) / samples + square / (4 * samples**2))
+    return max(0.0, centre - reach), min(1.0, centre + reach)
+
+
+def difference_ends(share: float, other: float, samples: int) -> Ends:
+    """The 95 % confidence interval of a share less another one, each of so many samples (Newcombe 1998, method 10).
+
+    It takes the two as independent. Two models that err on the same samples differ by less chance than that: for them
+    the interval is too wide rather than too narrow.
+    """
+    (low, high), (its_low, its_high) = wilson(share, samples), wilson(other, samples)
+    difference = share - other
+    return difference - hypot(share - low, its_high - other), difference + hypot(high - share, other - its_low)

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from coterie.report.figures import style
 from coterie.report.figures.kinds import Kind, Plot, kind
-from coterie.report.figures.records import NotRecordedError, Runs, Seed, clients_of, one_of_each, recorded
+from coterie.report.figures.records import MANY_CLIENTS, NotRecordedError, Runs, Seed, clients_of, one_of_each, recorded
 from coterie.runs.folder import StoredRun
 
 
@@ -40,7 +40,9 @@ class LossVariance(Plot):
         """One curve for each name, with the spread over seeds."""
         for number, name in enumerate(everywhere):
             if name in content:
-                style.banded(axes, name, np.arange(1, content[name].shape[1] + 1), content[name], number)
+                style.banded(
+                    axes, name, np.arange(1, content[name].shape[1] + 1), content[name], style.number(name, number)
+                )
         axes.set(xlabel="round", ylabel="variance over clients")
         if self.log:
             style.logarithmic(axes, "y")
@@ -68,8 +70,10 @@ class Losses(Kind):
             for axes, (name, (run, (rounds, losses))) in zip(panels, found.items(), strict=True):
                 _, groups = clients_of(run, losses.shape[1])
                 values = losses.cumsum(axis=0) if self.cumulative else losses
-                for client, group in enumerate(groups):
-                    known = sorted({one for one in groups if one is not None})
+                known = sorted({one for one in groups if one is not None})
+                if len(groups) > MANY_CLIENTS:
+                    _bands(axes, rounds, values, groups)
+                for client, group in enumerate(groups if len(groups) <= MANY_CLIENTS else ()):
                     number = known.index(group) if group is not None else 0
                     first = group is not None and groups.index(group) == client
                     looks = style.look(number) | {"marker": "", "label": f"group {group}" if first else "_"}
@@ -83,6 +87,15 @@ class Losses(Kind):
             if title and len(found) > 1:
                 style.headed(figure, title)
         return figure
+
+
+def _bands(axes: Axes, rounds: np.ndarray, values: np.ndarray, groups: Sequence[int | None]) -> None:
+    """A curve for each group of many clients: the middle one of its clients, and the area of nine tenths of them."""
+    for number, group in enumerate(sorted({*groups}, key=lambda one: (one is None, one or 0))):
+        own = values[:, [one == group for one in groups]]
+        low, middle, high = np.nanpercentile(own, (5, 50, 95), axis=1)
+        name = "_" if group is None else f"group {group}"
+        style.curve(axes, name, rounds, middle, number, (low, high))
 
 
 def _losses(run: StoredRun) -> tuple[np.ndarray, np.ndarray] | None:

@@ -31,8 +31,9 @@ class SilhouetteCurves(Plot):
 
     def plot(self, axes: Axes, content: Mapping[str, Any], everywhere: Mapping[str, Sequence[Any]]) -> None:
         """One curve for each name, with the spread over seeds, and a ring around its highest point."""
-        for number, name in enumerate(everywhere):
+        for place, name in enumerate(everywhere):
             if name in content:
+                number = style.number(name, place)
                 ks = sorted(set.intersection(*map(set, content[name])))
                 values = np.array([[curve[k] for k in ks] for curve in content[name]])
                 style.banded(axes, name, ks, values, number)

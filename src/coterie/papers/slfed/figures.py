@@ -26,7 +26,8 @@ class Trust(Kind):
             raise NotRecordedError("trust: no run recorded opinions; run SLFed in a simulation with --insights")
         figure, (left, right) = style.figure(9, 3.8, columns=2)
         with matplotlib.rc_context(style.STYLE):
-            for number, name in enumerate(names):
+            for place, name in enumerate(names):
+                number = style.number(name, place)
                 found = [opinions for run in runs[name] if (opinions := _opinions(run))]
                 for axes, part in ((left, 1), (right, 2)):
                     values = np.stack([opinions[part][: min(len(o[0]) for o in found)] for opinions in found])

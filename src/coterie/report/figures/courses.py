@@ -13,7 +13,7 @@ from coterie.report.figures import style
 from coterie.report.figures.kinds import Plot, kind
 from coterie.report.figures.records import NotRecordedError, Runs, named, scaled
 from coterie.report.tables import megabytes
-from coterie.studies.statistics import ROUND_KEYS, figure_of, smooth
+from coterie.studies.statistics import figure_of, round_keys, smooth
 
 Record = Mapping[str, Any]
 
@@ -40,9 +40,9 @@ class Curves(Plot):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.key not in ROUND_KEYS:
-            raise unknown("key of rounds", self.key, ROUND_KEYS)
-        if self.band == "clients" and not {self._end("min"), self._end("max")} <= ROUND_KEYS:
+        if self.key not in round_keys():
+            raise unknown("key of rounds", self.key, round_keys())
+        if self.band == "clients" and not {self._end("min"), self._end("max")} <= round_keys():
             raise SettingsError(f"band=clients with key={self.key}: its worst and best client are not recorded")
 
     def content(self, runs: Runs) -> Mapping[str, Sequence[Sequence[Record]]]:
@@ -60,7 +60,7 @@ class Curves(Plot):
         """One curve for each name."""
         for number, name in enumerate(everywhere):
             if name in content:
-                self.curve(axes, name, content[name], number)
+                self.curve(axes, name, content[name], style.number(name, number))
         axes.set(xlabel=_OVER[self.over], ylabel=named(self.key))
         if self.log:
             style.logarithmic(axes, "x", _amount if self.over == "bytes" else "{:g}".format)
@@ -85,7 +85,7 @@ class Curves(Plot):
         if self.band == "clients":
             low, high = (self._values(cut, self._end(end), rounds).mean(axis=0) for end in ("min", "max"))
             ends = low, high
-        style.curve(axes, name, places, values.mean(axis=0), number, ends, first_marker=number)
+        style.curve(axes, name, places, values.mean(axis=0), number, ends)
 
     def _end(self, end: str) -> str:
         """The key of the worst or the best client."""

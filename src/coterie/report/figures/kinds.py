@@ -168,7 +168,8 @@ def draw(spec: FigureSpec, results: Results) -> list[tuple[str, Figure]]:
             if isinstance(made, Plot) and spec.panels:
                 figure = made.draw_panels(_panels(cells, axes, spec.panels, telling), title)
             else:
-                figure = made.draw(_named({place: runs for place, runs in cells.items() if runs}, telling), title)
+                there = {place: runs for place, runs in cells.items() if runs}
+                figure = made.draw(_named(there, telling, axes.index("method")), title)
             drawn.append((title, figure))
         except NotRecordedError as error:
             log.info("%s: not drawn (%s)", title, error)
@@ -185,9 +186,10 @@ def _panels(
 ) -> dict[Place, Runs]:
     """The runs of each panel by its headings, and by name; for all combinations of entries that there are."""
     entries = (dict.fromkeys(labels[axes.index(axis)] for labels in cells) for axis in wanted)
+    method = axes.index("method")
     return {
         tuple(map(_heading, wanted, place)): _named(
-            {labels: runs for labels, runs in cells.items() if _part(labels, axes, wanted) == place}, telling
+            {labels: runs for labels, runs in cells.items() if _part(labels, axes, wanted) == place}, telling, method
         )
         for place in product(*entries)
     }
@@ -208,9 +210,12 @@ def _telling(cells: Mapping[Place, list[StoredRun]], axes: Sequence[str], withou
     ] or [axes.index("method")]
 
 
-def _named(cells: Mapping[Place, list[StoredRun]], telling: Sequence[int]) -> Runs:
-    """Runs by the entries that tell them apart."""
+def _named(cells: Mapping[Place, list[StoredRun]], telling: Sequence[int], method: int) -> Runs:
+    """Runs by the entries that tell them apart; names with the same method in them have its colour."""
     named: dict[str, list[StoredRun]] = {}
     for labels, runs in cells.items():
-        named.setdefault(", ".join(labels[number] for number in telling), []).extend(runs)
+        name = ", ".join(labels[number] for number in telling)
+        if method in telling:
+            style.give_look(name, labels[method], ", ".join(labels[one] for one in telling if one != method))
+        named.setdefault(name, []).extend(runs)
     return named

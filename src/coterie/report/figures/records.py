@@ -2,22 +2,28 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
 
 from coterie.core.errors import CoterieError
 from coterie.core.fields import at_least
-from coterie.report.words import FIGURES, FUNCTIONS
+from coterie.report.score import ACCURACY, Score, is_share, word
+from coterie.report.words import FUNCTIONS
 from coterie.runs.folder import StoredRun
 from coterie.runs.identity import world_of
-from coterie.studies.statistics import statistic
+from coterie.studies.statistics import Ends, statistic
 
 Runs = Mapping[str, Sequence[StoredRun]]
 """Runs by what to call them: those of one name are of different seeds."""
 
 Seed = Annotated[int, at_least(0, "counted from 0")]
 """Which of the runs over seeds a figure shows; the last if there are not so many."""
+
+
+MANY_CLIENTS = 200
+"""Of more clients than this, distributions are shown instead of a dot or a row for each."""
 
 
 class NotRecordedError(CoterieError):
@@ -32,18 +38,9 @@ def one_of_each(runs: Runs, seed: int) -> dict[str, StoredRun]:
 def named(key: str) -> str:
     """What a figure of a run is called on an axis."""
     what = statistic(key)
-    words = [_word(part) if isinstance(part, str) else part for part in what.arguments]
-    called = FUNCTIONS[what.name].format(*words) if what.name in FUNCTIONS else _word(key)
+    words = [word(part) if isinstance(part, str) else part for part in what.arguments]
+    called = FUNCTIONS[what.name].format(*words) if what.name in FUNCTIONS else word(key)
     return called + (", %" if is_share(key) else "")
-
-
-def _word(key: str) -> str:
-    return FIGURES.get(key, key.replace("_", " "))
-
-
-def is_share(key: str) -> bool:
-    """Whether a figure is a share of samples, which is shown in per cent."""
-    return "accuracy" in key and not key.startswith(("rounds_to", "bytes_to", "megabits_to"))
 
 
 def scaled(key: str, values: Any) -> np.ndarray:
@@ -146,18 +143,45 @@ def label_counts(run: StoredRun) -> tuple[np.ndarray, Sequence[str]]:
 # What each client gained
 
 
-def gains(runs: Sequence[StoredRun], references: Sequence[StoredRun], key: str = "accuracy") -> dict[str, float]:
-    """How much better each client does than in reference runs of the same world and seed, mean over these seeds.
+@dataclass(frozen=True)
+class Gained:
+    """How much higher a client's score is than in other runs, mean over seeds."""
 
-    Clients are known by name; who is not in both, or has no figure, is left out.
+    value: float
+    ends: Ends | None
+    """Its 95 % confidence interval, by the number of the client's test samples, if that is recorded."""
+
+    @property
+    def clear(self) -> bool:
+        """Whether it is more than so few samples show by chance."""
+        return self.ends is not None and not self.ends[0] <= 0 <= self.ends[1]
+
+
+def gains(runs: Sequence[StoredRun], references: Sequence[StoredRun], score: Score = ACCURACY) -> dict[str, Gained]:
+    """How much higher each client's score is than in reference runs of the same world and seed, mean over these seeds.
+
+    Clients are known by name; who is not in both, or has no figure, is left out. The interval is by the test samples
+    that a client has under one seed: with several seeds they may be the same again.
     """
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[tuple[float, float]]] = {}
+    samples: dict[str, list[int | None]] = {}
     beside = {world_of(one.settings): one for one in reversed(references)}
     for run in runs:
         other = beside.get(world_of(run.settings))
-        before = {} if other is None else {client["client"]: client.get(key) for client in other.clients}
+        before = {} if other is None else {client["client"]: client.get(score.key) for client in other.clients}
         for client in run.clients:
-            now, then = client.get(key), before.get(client["client"])
+            name, now, then = client["client"], client.get(score.key), before.get(client["client"])
             if now is not None and then is not None:
-                found.setdefault(client["client"], []).append(now - then)
-    return {name: float(np.mean(values)) for name, values in found.items()}
+                found.setdefault(name, []).append((now, then))
+                samples.setdefault(name, []).append(client.get("test_samples"))
+    gained = {}
+    for name, pairs in found.items():
+        now, then = (sum(side) / len(pairs) for side in zip(*pairs, strict=True))
+        gained[name] = Gained(now - then, score.ends_of_difference(now, then, fewest(samples[name])))
+    return gained
+
+
+def fewest(counts: Sequence[int | None]) -> int | None:
+    """The least of several numbers of samples; None if one of them is not known."""
+    known = [count for count in counts if count is not None]
+    return min(known) if len(known) == len(counts) else None

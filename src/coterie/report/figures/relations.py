@@ -1,7 +1,7 @@
 """Figures of who is like whom: labels, distances, clusters, and whose models are mixed."""
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import matplotlib
 import numpy as np
@@ -14,6 +14,7 @@ from coterie.core.fields import at_least
 from coterie.report.figures import style
 from coterie.report.figures.kinds import Kind, kind
 from coterie.report.figures.records import (
+    MANY_CLIENTS,
     NotRecordedError,
     Runs,
     Seed,
@@ -35,8 +36,13 @@ _UNKNOWN = "#dddddd"
 def split_figure(
     counts: np.ndarray, labels: Sequence[str], names: Sequence[str], groups: np.ndarray | None = None
 ) -> Figure:
-    """Labels by client: the area of a dot says how many samples of a label a client has."""
+    """Labels by client: the area of a dot says how many samples of a label a client has. Of many, distributions."""
     clients, classes = counts.shape
+    if clients > MANY_CLIENTS:
+        figure, panels = style.figure(*_HISTOGRAMS, columns=2)
+        with matplotlib.rc_context(style.STYLE):
+            _histograms(panels, counts, "")
+        return figure
     figure, (axes,) = style.figure(min(14, max(6, 0.32 * clients)), min(12, max(3.2, 0.3 * classes)))
     with matplotlib.rc_context(style.STYLE):
         _dots(axes, counts, labels, names, [None] * clients if groups is None else groups.tolist())
@@ -68,6 +74,27 @@ def _dots(axes: Axes, counts: np.ndarray, labels: Sequence[str], names: Sequence
     axes.set_xlim(-0.7, clients - 0.3)
 
 
+_HISTOGRAMS = (9.0, 3.4)
+"""The size of a line of `_histograms`."""
+
+
+def _histograms(panels: Sequence[Axes], counts: np.ndarray, lead: str) -> None:
+    """How many samples, or how large a part of the commonest label, and how many labels so many clients have."""
+    sizes, labels = counts.sum(axis=1), (counts > 0).sum(axis=1)
+    if np.issubdtype(counts.dtype, np.integer):
+        amounts, words = sizes, "training samples of a client"
+    else:
+        amounts, words = 100 * counts.max(axis=1) / np.maximum(sizes, 1e-12), "part of the commonest label, %"
+    for axes, values, bins, below in (
+        (panels[0], amounts, np.histogram_bin_edges(amounts, 40), words),
+        (panels[1], labels, np.arange(labels.min(), labels.max() + 2) - 0.5, "labels of a client"),
+    ):
+        axes.hist(values, bins=bins.tolist(), histtype="stepfilled", color=style.PALETTE[0])
+        axes.set(xlabel=below, ylabel="clients")
+    style.whole_numbers(panels[1].xaxis)
+    panels[0].set_title(style.fitted(panels[0], f"{lead}{len(counts):,} clients"))
+
+
 def _order(groups: Groups) -> list[int]:
     """Clients in the order of their groups, those without one last."""
     return sorted(range(len(groups)), key=lambda client: (groups[client] is None, groups[client] or 0, client))
@@ -95,6 +122,8 @@ class Labels(Kind):
         if not found:
             raise why
         clients, classes = np.max([counts.shape for counts, *_ in found.values()], axis=0)
+        if clients > MANY_CLIENTS:
+            return self._drawn_as_histograms({name: counts for name, (counts, *_) in found.items()}, title)
         size = min(14, max(6, 0.32 * clients)), min(12, max(3.4, 0.3 * classes))
         figure, panels = style.panels(len(found), *size, most=1)
         with matplotlib.rc_context(style.STYLE):
@@ -103,6 +132,16 @@ class Labels(Kind):
                 heading = title or "Labels by client" if len(found) == 1 else name
                 axes.set_title(style.fitted(axes, f"{heading} (largest dot: {_amount(counts)})"))
             if title and len(found) > 1:
+                style.headed(figure, title)
+        return figure
+
+    def _drawn_as_histograms(self, found: Mapping[str, np.ndarray], title: str) -> Figure:
+        width, height = _HISTOGRAMS
+        figure, panels = style.figure(width, height * len(found), columns=2, rows=len(found))
+        with matplotlib.rc_context(style.STYLE):
+            for row, (name, counts) in enumerate(found.items()):
+                _histograms(panels[2 * row : 2 * row + 2], counts, f"{name}: " if len(found) > 1 else "")
+            if title:
                 style.headed(figure, title)
         return figure
 
@@ -124,11 +163,26 @@ def _client_map(
         groups = found_groups(run, len(matrix)) if by == "found" else [None] * len(matrix)
     order = _order(groups)
     known = matplotlib.colormaps[colours].with_extremes(bad=_UNKNOWN)
-    image = axes.imshow(matrix[np.ix_(order, order)], cmap=known, vmin=0.0, vmax=top, interpolation="none")
+    shown, step = _coarse(matrix[np.ix_(order, order)])
+    image = axes.imshow(shown, cmap=known, vmin=0.0, vmax=top, interpolation="none")
     axes.grid(visible=False)
-    style.mark_groups(axes, [groups[client] for client in order], both=True, color=lines)
-    style.name_clients(axes, [names[client] for client in order], most=12, both=True)
+    style.mark_groups(axes, [groups[client] for client in order[::step]], both=True, color=lines)
+    style.name_clients(axes, [names[client] for client in order[::step]], most=12, both=True)
     return image
+
+
+def _coarse(matrix: np.ndarray) -> tuple[np.ndarray, int]:
+    """A map of at most `MANY_CLIENTS` rows: of more, means over squares of pairs; and how many clients a row is."""
+    step = -(-len(matrix) // MANY_CLIENTS)
+    if step == 1:
+        return matrix, step
+    starts = np.arange(0, len(matrix), step)
+    there = np.isfinite(matrix)
+    sums, counts = (
+        np.add.reduceat(np.add.reduceat(one, starts, axis=0), starts, axis=1)
+        for one in (np.where(there, matrix, 0.0), there.astype(float))
+    )
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan), step
 
 
 @kind("matrix")
@@ -231,14 +285,20 @@ def _component(number: int, shares: np.ndarray) -> str:
 
 def _scatter(axes: Axes, points: np.ndarray, groups: Groups, word: str) -> None:
     """Clients as dots, with colour and marker by group; a note where groups are not known."""
+    many = len(points) > MANY_CLIENTS
+    dots: dict[str, Any] = {
+        "alpha": 0.8,
+        "markersize": 3 if many else 6,
+        "rasterized": many,
+    }  # a picture: it does not grow with them
     kinds_of = sorted({group for group in groups if group is not None and group >= 0})
     for number, group in enumerate(kinds_of):
         mine = points[[one == group for one in groups]]
-        axes.plot(*mine.T, label=f"{word} {group}", alpha=0.8, markersize=6, **style.points(number))
+        axes.plot(*mine.T, label=f"{word} {group}", **dots, **style.points(number))
     others = points[[one is None or one < 0 for one in groups]]
     if len(others):
         none = f"no {word}" if kinds_of else f"{word}s not known"
-        axes.plot(*others.T, label=none, alpha=0.8, markersize=6, color="#666666", marker=".", linestyle="none")
+        axes.plot(*others.T, label=none, color="#666666", marker=".", linestyle="none", **dots)
     if len(kinds_of) <= 10:
         axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5), handletextpad=0.1)
 
@@ -265,6 +325,8 @@ class Mixing(Kind):
         """A row of panels for each name."""
         courses = {name: (run, mixed_over_time(run)) for name, run in one_of_each(runs, self.seed).items()}
         courses = {name: (run, course) for name, (run, course) in courses.items() if course}
+        if not courses and any(len(run.clients) > MOST_MIXED for some in runs.values() for run in some):
+            raise NotRecordedError(f"mixing: a map of who mixes with whom has at most {MOST_MIXED:,} clients")
         if not courses:
             raise NotRecordedError(
                 "mixing: no run has groups, or recorded how models are mixed; run it with --insights"
@@ -292,8 +354,17 @@ class Mixing(Kind):
         return figure
 
 
+MOST_MIXED = 2_000
+"""Clients of whom there is a map of pairs at most: it takes memory by the square of their number."""
+
+
 def mixed_over_time(run: StoredRun) -> list[tuple[int, np.ndarray]]:
-    """Whose models each client's is mixed of, [client, client], by round: as recorded, or by samples inside groups."""
+    """Whose models each client's is mixed of, [client, client], by round: as recorded, or by samples inside groups.
+
+    Nothing of more than `MOST_MIXED` clients.
+    """
+    if len(run.clients) > MOST_MIXED:
+        return []
     lines = recorded(run, "mixing")
     if lines:
         return [(number or 0, np.array(matrix, dtype=np.float64)) for number, matrix in lines]

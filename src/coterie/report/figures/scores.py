@@ -14,15 +14,17 @@ from coterie.report.figures import style
 from coterie.report.figures.courses import Curves
 from coterie.report.figures.kinds import Kind, Plot, kind
 from coterie.report.figures.records import (
+    MANY_CLIENTS,
+    Gained,
     NotRecordedError,
     Runs,
     gains,
-    is_share,
     named,
     scaled,
     setting,
     value,
 )
+from coterie.report.score import ACCURACY, Score
 from coterie.report.tables import over_seeds
 from coterie.runs.folder import StoredRun
 from coterie.runs.identity import world_of
@@ -71,7 +73,9 @@ class Sweep(Plot):
                 means, deviations = zip(*(curve[x] for x in ordered), strict=True)
                 spread: dict[str, Any] = {"yerr": deviations, "capsize": 3} if any(deviations) else {}
                 label = name if len(everywhere) > 1 else None
-                axes.errorbar(places, means, label=label, **spread, **style.look(number))
+                looks = style.look(style.number(name, number))
+                line, *_ = axes.errorbar(places, means, label=label, **spread, **looks)
+                style.show_below(axes, line)
         if not numbers:
             axes.set_xticks(range(len(ticks)), ticks)
         elif self.log:
@@ -128,7 +132,8 @@ class Bars(Plot):
         rows = [row for row, name in enumerate(everywhere) if name in content]
         means, deviations = scaled(self.value, [*content.values()]).T
         error: dict[str, Any] = {"xerr": deviations, "capsize": 3} if deviations.any() else {}
-        axes.barh(rows, means, height=0.65, color=style.PALETTE[0], **error)
+        colours = [style.look(style.number(name, 0))["color"] for name in everywhere if name in content]
+        axes.barh(rows, means, height=0.65, color=colours, **error)
         end = float((means + deviations).max())
         for place, mean, deviation in zip(rows, means, deviations, strict=True):
             told: dict[str, Any] = {"textcoords": "offset points", "va": "center", "fontsize": "small"}
@@ -184,10 +189,13 @@ class Spread(Plot):
             if rows:
                 low, mean, high = np.array([scores[one] for scores in content.values() if one in scores]).T
                 places = np.array(rows) + 0.3 * (number - (len(shown) - 1) / 2)
-                axes.hlines(places, low, high, color=style.PALETTE[number], linewidth=2, alpha=0.6)
-                axes.plot(low, places, "|", high, places, "|", color=style.PALETTE[number], markersize=9)
-                label = _SPREAD[one] if len(shown) > 1 else None
-                axes.plot(mean, places, markersize=6, label=label, **style.points(number))
+                colours = [style.look(style.number(name, 0))["color"] for name in content if one in content[name]]
+                axes.hlines(places, low, high, color=colours, linewidth=2, alpha=0.6)
+                for end in (low, high):
+                    axes.scatter(end, places, marker="|", s=80, color=colours)
+                axes.scatter(mean, places, s=36, marker=("o", "D")[number], color=colours, zorder=3)
+                if len(shown) > 1:
+                    axes.plot([], [], "oD"[number], color="#666666", label=_SPREAD[one])
         axes.set(xlabel="accuracy from the worst client to the best, %")
 
     def height(self, everywhere: Mapping[str, Sequence[Any]], small: bool) -> float:
@@ -229,34 +237,56 @@ class Gain(Kind):
 
     def draw(self, runs: Runs, title: str = "") -> Figure:
         """A panel for each of the methods, and each variant of one, that is compared with; clients in true groups."""
-        found = {name: gained for method in self.over for name, gained in gained_over(runs, method, self.key).items()}
+        score = Score(self.key)
+        found = {name: gained for method in self.over for name, gained in gained_over(runs, method, score).items()}
         if not found:
             raise NotRecordedError(f"gain: no runs in the same world as one of {' or '.join(self.over)}")
         figure, panels = style.panels(len(found), 7.4, 3.4, most=1)
         order = _clients_in_groups(runs)
-        factor, unit = (100, "points") if is_share(self.key) else (1, self.key)
+        many = len(order) > MANY_CLIENTS
         with matplotlib.rc_context(style.STYLE):
             labels = list(dict.fromkeys(label for others in found.values() for label in others))
             for axes, (reference, others) in zip(panels, found.items(), strict=True):
                 axes.axhline(0, color="#444444", linewidth=1)
                 for label, gained in others.items():
-                    aside = 0.6 * ((labels.index(label) + 0.5) / len(labels) - 0.5)
-                    values = [factor * gained.get(client, np.nan) for client, _ in order]
-                    dots = {"markersize": 4.5, "alpha": 0.85, **style.points(labels.index(label))}
-                    axes.plot(np.arange(len(order)) + aside, values, label=label, **dots)
-                style.mark_groups(axes, [group for _, group in order])
-                style.name_clients(axes, [client for client, _ in order], most=20)
-                axes.set_xlim(-0.7, len(order) - 0.3)
+                    if many:
+                        values = [score.factor * one.value for one in gained.values()]
+                        style.quantiles(axes, label, values, style.number(label, labels.index(label)))
+                    else:
+                        self._dots(axes, label, [gained.get(client) for client, _ in order], labels)
+                if not many:
+                    style.mark_groups(axes, [group for _, group in order])
+                    style.name_clients(axes, [client for client, _ in order], most=20)
+                    axes.set_xlim(-0.7, len(order) - 0.3)
                 heading = f"Gain over {reference}"
                 heading = f"{title}: {heading[0].lower()}{heading[1:]}" if title else heading
-                axes.set(ylabel=unit, title=style.fitted(axes, heading))
-            panels[-1].set_xlabel("client")
+                axes.set(ylabel=score.points, title=style.fitted(axes, heading))
+            panels[-1].set_xlabel(style.SORTED if many else "client")
             shown = style.handles(panels)
             style.legend(panels[0], {label: shown[label] for label in labels}, most=0)
         return figure
 
+    def _dots(self, axes: Axes, label: str, gained: Sequence[Gained | None], labels: Sequence[str]) -> None:
+        """A dot for each client, hollow if what it gained may be chance, and lines for the intervals."""
+        factor, number = Score(self.key).factor, labels.index(label)
+        aside = 0.6 * ((number + 0.5) / len(labels) - 0.5)
+        places = np.arange(len(gained)) + aside
+        values = np.array([np.nan if one is None else factor * one.value for one in gained])
+        looks = {"markersize": 4.5, **style.points(style.number(label, number))}
+        known = [(place, *one.ends) for place, one in zip(places, gained, strict=True) if one and one.ends]
+        if known and len(gained) * len(labels) <= _MANY_LINES:
+            at, low, high = np.array(known).T
+            axes.vlines(at, factor * low, factor * high, color=looks["color"], linewidth=0.8, alpha=0.4)
+        axes.plot(places, values, label=label, **looks)
+        chance = np.array([one is not None and one.ends is not None and not one.clear for one in gained])
+        axes.plot(places[chance], values[chance], **looks, markerfacecolor="white")
 
-def gained_over(runs: Runs, method: str, key: str = "accuracy") -> dict[str, dict[str, dict[str, float]]]:
+
+_MANY_LINES = 120
+"""Intervals that a panel has room for; of more clients and methods only the dots are drawn."""
+
+
+def gained_over(runs: Runs, method: str, score: Score = ACCURACY) -> dict[str, dict[str, dict[str, Gained]]]:
     """What each client gained over a method, by what that is called, and by the other runs' names.
 
     Names in whose world the method was not run are left out.
@@ -264,7 +294,7 @@ def gained_over(runs: Runs, method: str, key: str = "accuracy") -> dict[str, dic
     called = [name for name, some in runs.items() if _is(method, name, some)]
     others = {name: some for name, some in runs.items() if name not in called}
     found = {
-        reference: {name: gained for name, some in others.items() if (gained := gains(some, before, key))}
+        reference: {name: gained for name, some in others.items() if (gained := gains(some, before, score))}
         for reference, before in _references(method, {name: runs[name] for name in called}).items()
     }
     return {reference: gained for reference, gained in found.items() if gained}
@@ -295,32 +325,41 @@ def _clients_in_groups(runs: Runs) -> list[tuple[str, int | None]]:
 # Of results at hand
 
 
-def clients_figure(runs: Mapping[str, Sequence[Record]]) -> Figure:
-    """Every client's accuracy under each method, clients in their true groups where these are known."""
+def clients_figure(runs: Mapping[str, Sequence[Record]], score: Score = ACCURACY) -> Figure:
+    """Every client's score under each name: clients in their true groups where these are known, or a distribution."""
     figure, (axes,) = style.figure(7, 4)
     first = next(iter(runs.values()))
+    many = max(map(len, runs.values())) > MANY_CLIENTS
     order = sorted(range(len(first)), key=lambda row: (first[row]["true_group"] or 0, row))
     with matplotlib.rc_context(style.STYLE):
         for number, (name, clients) in enumerate(runs.items()):
-            by_name = {client["client"]: client for client in clients}
-            values = [_accuracy(by_name.get(first[row]["client"])) for row in order]
-            aside = 0.6 * ((number + 0.5) / len(runs) - 0.5)  # equal accuracies stand beside each other
+            values = {client["client"]: _scaled(client, score) for client in clients}
+            if many:
+                style.quantiles(axes, name, [*values.values()], style.number(name, number))
+                continue
+            shown = [values.get(first[row]["client"], np.nan) for row in order]
+            aside = 0.6 * ((number + 0.5) / len(runs) - 0.5)  # equal scores stand beside each other
             places = np.arange(len(order)) + aside
-            axes.plot(places, values, markersize=4.5, alpha=0.85, label=name, **style.points(number))
-        style.mark_groups(axes, [first[row]["true_group"] for row in order])
-        style.name_clients(axes, [first[row]["client"] for row in order], most=20)
-        axes.set(xlabel="client", ylabel="accuracy, %", title="What each client gets")
+            looks = style.points(style.number(name, number))
+            axes.plot(places, shown, markersize=4.5, alpha=0.85, label=name, **looks)
+        if not many:
+            style.mark_groups(axes, [first[row]["true_group"] for row in order])
+            style.name_clients(axes, [first[row]["client"] for row in order], most=20)
+        axes.set(xlabel=style.SORTED if many else "client", ylabel=score.word + score.unit)
+        axes.set_title("What each client gets")
         style.legend(axes)
     return figure
 
 
-def _accuracy(client: Record | None) -> float:
-    return np.nan if client is None or client["accuracy"] is None else 100 * client["accuracy"]
+def _scaled(client: Record, score: Score) -> float:
+    """A client's score as it is shown, not-a-number if it has none."""
+    value = client.get(score.key)
+    return np.nan if value is None else score.factor * value
 
 
 def run_figure(result: Any) -> Figure:
     """A run: accuracy over rounds, and every client's accuracy at the end."""
-    name = result.summary["method"]
+    name, score = result.summary["method"], ACCURACY
     figure, (curve, clients) = style.figure(11, 4, columns=2)
     with matplotlib.rc_context(style.STYLE):
         Curves().curve(curve, name, [result.rounds], 0)
@@ -335,9 +374,14 @@ def run_figure(result: Any) -> Figure:
         style.whole_numbers(curve.xaxis)
         curve.set(xlabel="round", ylabel="accuracy, %", title=f"{name}: accuracy over rounds")
         curve.legend(loc="best")
-        accuracies = np.array([_accuracy(client) for client in result.clients])
-        order = np.argsort(accuracies)
-        clients.bar(range(len(order)), accuracies[order], color=style.PALETTE[0], width=0.85)
-        style.name_clients(clients, [result.clients[client]["client"] for client in order], most=20)
-        clients.set(xlabel="client, worst first", ylabel="accuracy, %", title="What each client gets")
+        values = np.array([_scaled(client, score) for client in result.clients])
+        if len(values) > MANY_CLIENTS:
+            style.quantiles(clients, name, values, 0)
+            below = style.SORTED
+        else:
+            order = np.argsort(values)
+            clients.bar(range(len(order)), values[order], color=style.PALETTE[0], width=0.85)
+            style.name_clients(clients, [result.clients[client]["client"] for client in order], most=20)
+            below = "client, worst first"
+        clients.set(xlabel=below, ylabel=score.word + score.unit, title="What each client gets")
     return figure

@@ -4,6 +4,8 @@ import io
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from itertools import count
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Literal
@@ -15,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 from matplotlib.transforms import Bbox
@@ -93,6 +96,53 @@ def panels(count: int, width: float = 3.6, height: float = 3.4, most: int = 3) -
     return made, axes[:count]
 
 
+class _Looks:
+    """The number of every name, and so its colour, marker and dashes, in all figures of a page."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        self._turn = len(PALETTE) * max(1, -(-len(self._numbers) // len(PALETTE)))  # whole turns through the colours
+        self._cases = [""]
+
+    def number(self, name: str) -> int:
+        """The number of a name; another name than those given gets the next that is free."""
+        free = (number for number in count(len(self._numbers)) if number not in self._numbers.values())
+        return self._numbers[name] if name in self._numbers else self._numbers.setdefault(name, next(free))
+
+    def add(self, name: str, of: str, case: str) -> None:
+        """A name that stands for another one in some case: it has its colour, and a marker and dashes of the case."""
+        if name not in self._numbers:
+            if case not in self._cases:
+                self._cases.append(case)
+            self._numbers[name] = self.number(of) + self._turn * self._cases.index(case)
+
+
+_looks: ContextVar[_Looks | None] = ContextVar("looks", default=None)
+
+
+@contextmanager
+def same_looks(names: Iterable[str]) -> Iterator[None]:
+    """Inside, every name looks the same in whatever figure it is; these names come first."""
+    before = _looks.set(_Looks(names))
+    try:
+        yield
+    finally:
+        _looks.reset(before)
+
+
+def number(name: str, otherwise: int) -> int:
+    """By which number a name looks as it does on this page; for a figure alone, its place in it."""
+    looks = _looks.get()
+    return otherwise if looks is None else looks.number(name)
+
+
+def give_look(name: str, of: str, case: str) -> None:
+    """Let a name look like another one on this page, but for markers and dashes, which are those of the case."""
+    looks = _looks.get()
+    if looks is not None:
+        looks.add(name, of, case)
+
+
 def points(number: int) -> dict[str, Any]:
     """Colour and marker of the dots of this number: no two of the first 64 are the same."""
     place = number + number // len(PALETTE)  # a second turn through the colours has the markers shifted by one
@@ -100,7 +150,7 @@ def points(number: int) -> dict[str, Any]:
 
 
 def look(number: int) -> dict[str, Any]:
-    """Colour, marker and dashes of the curve of this number: curves of alike methods lie on each other."""
+    """Colour, marker and dashes of the curve of this number; no two of the first 64 are the same."""
     place = number + number // len(PALETTE)  # as with markers
     return points(number) | {"linestyle": _DASHES[place % len(_DASHES)]}
 
@@ -112,13 +162,29 @@ def curve(
     values: np.ndarray,
     number: int,
     ends: tuple[np.ndarray, np.ndarray] | None = None,
-    first_marker: int = 0,
 ) -> None:
     """A curve with about ten markers, and a pale area between the two `ends`, if these are given."""
     every, looks = max(1, len(places) // 10), look(number)
-    axes.plot(places, values, label=name, markevery=(first_marker % every, every), **looks)
+    (line,) = axes.plot(places, values, label=name, markevery=(number % every, every), **looks)
+    show_below(axes, line)
     if ends is not None:
         axes.fill_between(places, *ends, color=looks["color"], alpha=0.15, linewidth=0)
+
+
+def show_below(axes: Axes, line: Line2D) -> None:
+    """Widen the curves that are the same as this one and lie below it, so that all of them are seen."""
+    for other in axes.get_lines():
+        if other is not line and _same(other.get_xydata(), line.get_xydata()):
+            other.set_linewidth(other.get_linewidth() + 1.6)
+            other.set_markersize(other.get_markersize() + 2.5)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two curves [point, 2] lie on each other, as far as an eye can tell."""
+    if len(one) < 2 or one.shape != other.shape or not np.isfinite(other).any(axis=0).all():
+        return False
+    heights = np.nanmax(other, axis=0) - np.nanmin(other, axis=0)
+    return np.allclose(one, other, rtol=1e-6, atol=0.005 * heights, equal_nan=True)
 
 
 def deviations(values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
@@ -132,6 +198,17 @@ def deviations(values: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
 def banded(axes: Axes, name: str, places: Sequence[float] | np.ndarray, values: np.ndarray, number: int) -> None:
     """A curve of the mean of values [seed, place], with the standard deviation over seeds."""
     curve(axes, name, places, values.mean(axis=0), number, deviations(values))
+
+
+SORTED = "clients, lowest first, %"
+"""What is below a curve of `quantiles`."""
+
+
+def quantiles(axes: Axes, name: str, values: Sequence[float] | np.ndarray, number: int) -> None:
+    """A curve that says how many clients, in per cent, are below each value: for more clients than dots can show."""
+    shares = np.linspace(0, 100, 101)
+    known = np.array(values)[np.isfinite(values)]
+    curve(axes, name, shares, np.percentile(known, shares) if len(known) else shares * np.nan, number)
 
 
 def handles(panels: Iterable[Axes]) -> dict[str, Artist]:
