@@ -2,6 +2,9 @@
 
 import json
 import logging
+import sys
+import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -410,6 +413,29 @@ def test_a_site_with_another_task_is_not_admitted(wires, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, logger="coterie"), pytest.raises(TooFewSitesError):
         run_over(other, wires, tmp_path / "run")
     assert "site aachen is not admitted: its labels is ['cat', 'dog', 'eel'], the task's is" in caplog.text
+
+
+def test_a_site_with_other_pretrained_weights_is_not_admitted(sites, tmp_path, monkeypatch, caplog):
+    weights = torch.ones(4, 5)
+
+    def make(shape, classes):
+        made = torch.nn.Sequential(torch.nn.Linear(5, 4, bias=False), torch.nn.Linear(4, classes))
+        made[0].weight = torch.nn.Parameter(weights.clone(), requires_grad=False)
+        return made
+
+    module = types.ModuleType("own_nets")
+    module.make = make
+    monkeypatch.setitem(sys.modules, "own_nets", module)
+    opened = [replace(site, net="own_nets:make").open() for site in sites[:2]]
+    weights[3, 3] += 1e-6
+    opened.append(replace(sites[2], net="own_nets:make").open())
+    weights[3, 3] = 1
+    made = deployment(coterie.FedAvg(rounds=1))
+    made = replace(made, task=replace(made.task, net="own_nets:make"))
+    with caplog.at_level(logging.WARNING, logger="coterie"):
+        result = run_over(made, Wires(opened), tmp_path / "run")
+    assert [client["client"] for client in result.clients] == ["aachen", "bonn"]
+    assert "site celle is not admitted: its net has other frozen parameters than the task's: all must" in caplog.text
 
 
 def test_two_nodes_cannot_have_one_name(sites, tmp_path, caplog):

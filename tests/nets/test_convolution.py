@@ -124,6 +124,26 @@ def test_an_input_that_all_share():
     torch.testing.assert_close(found, vmap(lambda w, b: F.conv2d(x[0], w, b, padding=1))(w, b))
 
 
+def test_weights_that_all_share():
+    x, w, b = stacks(3)
+    for found, expected in zip(
+        vmap(grad(ours((1, 1), Reference()), argnums=(0, 2)), in_dims=(0, None, 0))(x, w[0], b),
+        vmap(grad(theirs((1, 1)), argnums=(0, 2)), in_dims=(0, None, 0))(x, w[0], b),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_frozen_layer_stays_with_torch(monkeypatch):
+    # All models have the same weights then: their rows are one batch.
+    monkeypatch.setattr(layers, "convolving", lambda x, weight: pytest.fail("not for these"))
+    layer = adopt(nn.Conv2d(3, 5, 3).double().requires_grad_(False))
+    x = stacks(3)[0]
+    with passing(Pass(stacked=True)):
+        found = vmap(layer)(x)
+    torch.testing.assert_close(found, torch.stack([layer(rows) for rows in x]))
+
+
 def test_without_vmap_it_is_the_usual_convolution():
     x, w, b = (stack[0] for stack in stacks(3))
     torch.testing.assert_close(convolve(x, w, b, (1, 1), Reference()), F.conv2d(x, w, b, padding=1))

@@ -148,23 +148,6 @@ def test_a_module_knows_whether_it_is_trained(training):
     assert buffers.tolist() == [0.0]
 
 
-def test_what_the_factory_froze_is_not_trained():
-    def factory(shape, classes):
-        net = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, classes))
-        net[0].requires_grad_(False)
-        return net
-
-    net = make_net(factory, (4,), 3, dtype=torch.float64)
-    assert net.parameters.names == ("1.weight", "1.bias")
-    assert net.buffers.names == ("0.weight", "0.bias")
-    parameters, buffers = net.initial(rng())
-    x = torch.randn(2, 4, generator=rng(1), dtype=torch.float64)
-    for training in (True, False):
-        output, after = net(parameters, buffers, (x,), Pass(training=training))
-        close(output, net.build(rng()).double()(x))
-        assert torch.equal(after, buffers)
-
-
 def test_shared_weights_stay_shared():
     def factory(shape, classes):
         net = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4), nn.Linear(4, classes))

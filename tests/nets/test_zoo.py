@@ -1,4 +1,4 @@
-"""The networks of the papers, by their parameter counts."""
+"""The networks, by their parameter counts."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from coterie.core.registry import first_line
 from coterie.nets import make_net, nets
 from coterie.nets.layers import Pass
 
-MNIST, CIFAR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
+MNIST, CIFAR, DIGITS, SERIES = (1, 28, 28), (3, 32, 32), (1, 8, 8), (50, 3)
 
 COUNTS = [
     ("cnn-6-16", CIFAR, 10, 6_882),
@@ -32,6 +32,18 @@ COUNTS = [
     ("mlp", DIGITS, 10, 65 * 64 + 65 * 10),
     # 3x3 convolutions 1-8-16 and a layer of 16 * 2 * 2 inputs.
     ("cnn", DIGITS, 10, 10 * 8 + (9 * 8 + 1) * 16 + 65 * 10),
+    # Convolutions over 5 steps of 3 channels, 32 and 64.
+    ("cnn-1d", SERIES, 6, (5 * 3 + 1) * 32 + (5 * 32 + 1) * 64 + 65 * 6),
+    # Three gates of 64 that see the input and the state, each with a bias.
+    ("gru", SERIES, 6, 3 * 64 * (3 + 1 + 64 + 1) + 65 * 6),
+    # Two blocks: two norms, queries, keys, values and outputs, layers of 128 and 64. Before them a layer and positions.
+    ("transformer", SERIES, 6, 4 * 64 + 50 * 64 + 2 * (4 * 64 + 4 * 65 * 64 + 65 * 128 + 129 * 64) + 2 * 64 + 65 * 6),
+]
+
+TOKEN_COUNTS = [
+    ("embedding-bag", 70 * 64 + 65 * 6),
+    ("gru", 70 * 32 + 3 * 64 * (32 + 1 + 64 + 1) + 65 * 6),
+    ("transformer", 70 * 64 + 20 * 64 + 2 * (4 * 64 + 4 * 65 * 64 + 65 * 128 + 129 * 64) + 2 * 64 + 65 * 6),
 ]
 
 
@@ -40,15 +52,20 @@ def test_parameter_counts(name, shape, classes, count):
     assert make_net(name, shape, classes).parameters.total == count
 
 
+@pytest.mark.parametrize(("name", "count"), TOKEN_COUNTS)
+def test_parameter_counts_for_70_different_tokens(name, count):
+    assert make_net(name, (20,), 6, vocabulary=70).parameters.total == count
+
+
 def test_every_net_is_counted_and_described():
-    assert set(nets) == {name for name, *_ in COUNTS}
+    assert set(nets) == {name for name, *_ in [*COUNTS, *TOKEN_COUNTS]}
     assert all(first_line(nets[name]).endswith((".", ":")) for name in nets)
 
 
-SMALL = [name for name in nets if name not in ("resnet9", "resnet18", "vgg19")]
+SMALL = [name for name, shape, *_ in COUNTS if shape != SERIES and name not in ("resnet9", "resnet18", "vgg19")]
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", sorted(set(SMALL)))
 def test_nets_take_images_that_are_not_square(name):
     net = make_net(name, (2, 20, 24), 5)
     output, _ = net(*net.initial(torch.Generator()), (torch.zeros(3, 2, 20, 24),), Pass())

@@ -76,6 +76,8 @@ def test_a_run_has_its_last_round_beside_its_best():
     assert lines["time"] == ["12.3", "s"]
     assert "best on validation (round 7)" in printed(run_table(summary()))
     assert "fedavg · digits · iid · 4 clients · mlp · 1,234 parameters" in printed(run_table(summary()))
+    words = printed(run_table(summary(frozen_parameters=5678))).split()
+    assert "1,234 parameters and 5,678 frozen" in " ".join(words)
 
 
 def test_a_run_has_no_rows_for_what_was_not_measured():

@@ -465,7 +465,7 @@ def test_simulate_refuses_what_it_does_not_know(arguments, message):
 
 
 def test_simulate_says_what_does_not_fit():
-    with pytest.raises(SettingsError, match="not images"):
+    with pytest.raises(SettingsError, match=r"cnn takes images .*, this data has features 3: use mlp or logistic"):
         simulate(small(), net="cnn", clients=2)
     with pytest.raises(DataError, match="test=labels: small has no test part"):
         simulate(small(), clients=2, test="labels")

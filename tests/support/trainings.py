@@ -88,3 +88,20 @@ NAMES = list(options_of(world(everything, shape=IMAGES)))
 
 second_order.batches = first_order.batches = 2
 three.batches = 3
+
+
+def backbone(number=0, channels=2):
+    """The weights of a pretrained convolution with its normalisation, as a file would have them."""
+    rng = np.random.default_rng(number)
+    shapes = {"0.weight": (4, channels, 3, 3), "0.bias": (4,), "1.weight": (4,), "1.bias": (4,), "1.running_mean": (4,)}
+    drawn = {name: rng.normal(size=shape) for name, shape in shapes.items()} | {"1.running_var": rng.uniform(1, 2, 4)}
+    return {name: torch.from_numpy(values).float() for name, values in drawn.items()}
+
+
+def pretrained(shape, classes):
+    """A frozen backbone, and a trained normalisation, dropout and head behind it."""
+    body = nn.Sequential(nn.Conv2d(shape[0], 4, 3, padding=1), nn.BatchNorm2d(4))
+    body.load_state_dict(backbone(channels=shape[0]), strict=False)
+    body.requires_grad_(False)
+    rest = (nn.ReLU(), nn.MaxPool2d(2), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.2))
+    return nn.Sequential(body, *rest, nn.Linear(shape[1] * shape[2], classes))

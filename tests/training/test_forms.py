@@ -21,6 +21,7 @@ from support.trainings import (
     inner_loss,
     noisy,
     options_of,
+    pretrained,
     second_order,
     three,
 )
@@ -78,6 +79,7 @@ def agree(here, local=LOCAL, **options):
         (dropping, IMAGES),
         (grouped, IMAGES),
         (everything, IMAGES),
+        (pretrained, IMAGES),
         (Recurrent, (5,)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -12,7 +12,18 @@ from coterie.training.forms import FORMS, Branch, Vectorised
 from coterie.training.graphs import Recorder, objective_key, rounded_up
 from coterie.training.local import LocalTraining
 from coterie.training.loop import task_loss
-from support.trainings import IMAGES, LOCAL, NAMES, WITHIN, everything, noisy, options_of, second_order, three
+from support.trainings import (
+    IMAGES,
+    LOCAL,
+    NAMES,
+    WITHIN,
+    everything,
+    noisy,
+    options_of,
+    pretrained,
+    second_order,
+    three,
+)
 from support.worlds import close, mlp, world
 
 
@@ -72,6 +83,10 @@ def test_recorded_forms_agree_for_every_option(name):
 @pytest.mark.parametrize("objective", [second_order, three, noisy], ids=lambda f: f.__name__)
 def test_recorded_forms_agree_for_every_objective(objective):
     agree(world(mlp), objective=objective)
+
+
+def test_recorded_forms_agree_for_frozen_layers():
+    agree(world(pretrained, shape=IMAGES))
 
 
 def test_many_tracks_shrink_through_few_prefixes():

@@ -73,6 +73,10 @@ def _facts(source: "type[Source]") -> list[tuple[str, str]]:
     return facts
 
 
+_NONE = "–"
+"""Stands for the number of parameters where a net does not take the data: they are no images, or too small ones."""
+
+
 def show_nets(name: str | None = None, /) -> None:
     """List the networks with their numbers of parameters, or tell all about one: `coterie nets lenet5`."""
     from coterie.data.sources import sources
@@ -86,7 +90,8 @@ def show_nets(name: str | None = None, /) -> None:
         return
     if name not in nets:
         raise unknown("net", name, nets)
-    _describe(name, [inspect.getdoc(nets[name])], (), [(data, _parameters(name, data)) for data in sources])
+    counts = [(data, _parameters(name, data)) for data in sources]
+    _describe(name, [inspect.getdoc(nets[name])], (), [(data, count) for data, count in counts if count != _NONE])
 
 
 def _parameters(net: str, data: str) -> str:
@@ -100,7 +105,7 @@ def _parameters(net: str, data: str) -> str:
         with torch.device("meta"):  # nothing is allocated or drawn
             module = nets[net](sources[data].shape, len(sources[data].labels))
     except SettingsError:
-        return "–"  # the images are too small for it
+        return _NONE
     return f"{sum(parameter.numel() for parameter in module.parameters()):,}"
 
 

@@ -84,7 +84,8 @@ def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
         return {"$": "tensor", "of": key}
     if isinstance(value, Models | Changes):
         kind = "models" if isinstance(value, Models) else "changes"
-        return {"$": kind, "net": value.net.name, "of": [_packed(tensor, tensors) for tensor in value.tensors]}
+        packed = {"$": kind, "net": value.net.name, "of": [_packed(tensor, tensors) for tensor in value.tensors]}
+        return packed | ({"frozen": value.net.digest} if value.net.constants else {})
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
         return {"$": kind, "of": [_packed(item, tensors) for item in value]}
@@ -114,6 +115,11 @@ def _unpacked(tree: Any, tensors: Mapping[str, Tensor], nets: Nets) -> Any:
         net = nets[tree["net"]]
         parts = [_unpacked(part, tensors, nets).to(net.device) for part in content]
         _check_width(net, parts)
+        if tree.get("frozen", "") != net.digest:
+            raise CoterieError(
+                f"models that belong to other frozen parameters than the net {net.name} has here: give it the file of "
+                "weights that they were trained with"
+            )
         return _STACKS[kind](net, *parts)
     if kind in ("list", "tuple"):
         items = [_unpacked(item, tensors, nets) for item in content]

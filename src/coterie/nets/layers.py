@@ -69,6 +69,8 @@ class BatchNorm(nn.Module):
 
     running_mean: Tensor
     running_var: Tensor
+    frozen: bool = False
+    """Whether it has parameters and none is trained: it then normalises as in evaluation, and counts nothing."""
 
     def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True) -> None:
         super().__init__()
@@ -81,7 +83,7 @@ class BatchNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [row, channel, ...]."""
         current = _local.current
-        if not current.training:
+        if self.frozen or not current.training:
             return self._native(x, self.running_mean, self.running_var, training=False)
         if current.rows is None and x.numel() > x.shape[1]:
             # Torch's own kernel is faster, but counts every row: here all are real.
@@ -123,10 +125,13 @@ class BatchNorm(nn.Module):
 class Conv2d(nn.Conv2d):
     """Torch's convolution, which computes a stack of models with our kernels where these can."""
 
+    frozen: bool = False
+    """Whether no parameter is trained: all models then have the same, and torch sees their rows as one batch."""
+
     def forward(self, x: Tensor) -> Tensor:
         """Convolve [row, channel, height, width]."""
         current = _local.current
-        kernels = convolving(x, self.weight) if current.stacked and self._plain(x) else None
+        kernels = convolving(x, self.weight) if current.stacked and not self.frozen and self._plain(x) else None
         if kernels is None:
             return super().forward(x)
         return convolve(x, self.weight, self.bias, self.padding, kernels)  # type: ignore[arg-type]
@@ -209,6 +214,10 @@ def adopt(module: nn.Module) -> nn.Module:
     """Put our layers into a net in place of torch's, and pooling before ReLU. Returns the net, or what replaces it."""
     module = _adopted(module, {})
     _pool_first(module)
+    for layer in module.modules():
+        if isinstance(layer, BatchNorm | Conv2d):
+            own = list(layer.parameters(recurse=False))
+            layer.frozen = bool(own) and not any(parameter.requires_grad for parameter in own)
     return module
 
 

@@ -38,7 +38,7 @@ def make_net(
 ) -> Net:
     """A net for inputs of a shape and a number of outputs, by its name or made by a function of these two.
 
-    Where inputs are ids, `vocabulary` says how many ids there are, and the function is told so.
+    If inputs are token ids, `vocabulary` says how many different ones there are, with 0, which fills up.
     """
     factory = factory_named(net) if isinstance(net, str) else net
     name = net if isinstance(net, str) else f"{factory.__module__}:{getattr(factory, '__qualname__', factory)}"

@@ -2,8 +2,13 @@
 
 A model is a row of `parameters` [n, P] and a row of `buffers` [n, Q]. So distances, mixing and steps of the server are
 operations on matrices; a `Layout` gives the layers back as views.
+
+Parameters that the factory has frozen are constants of the net, and so are the running statistics of batch
+normalisation whose parameters are all frozen. They are in neither vector: so they are not sent, averaged or stored with
+a model, and nothing changes them. Whoever builds the net has them from the factory, which reads them from a file.
 """
 
+import hashlib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,10 +24,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from coterie.core.errors import SettingsError
 from coterie.core.randomness import torch_generator
 from coterie.data.tasks import TASKS, Task
-from coterie.nets.layers import GroupNorm, Pass, adopt, passing
+from coterie.nets.layers import BatchNorm, GroupNorm, Pass, adopt, passing
 
-Factory = Callable[[tuple[int, ...], int], nn.Module]
-"""Builds a module for inputs of a shape and a number of outputs, one for each class."""
+Factory = Callable[..., nn.Module]
+"""Builds a module for inputs of a shape and a number of outputs, one for each class. If inputs are token ids and it has
+an argument `vocabulary`, it is told how many different ones there are, with 0, which fills up."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,10 @@ class Net:
 
     classes: int
     """How many outputs it has, one for each class; 0 where only the clients know that."""
+    constants: Mapping[str, Tensor]
+    """What is the same in all models, by name: frozen parameters and the statistics of frozen normalisation."""
+    frozen: int
+    """How many numbers the frozen parameters have."""
 
     def __init__(
         self,
@@ -97,34 +107,44 @@ class Net:
         vocabulary: int = 0,
     ) -> None:
         self.factory, self.shape, self.classes, self.name, self.task = factory, tuple(shape), classes, name, task
-        self.device, self.dtype, self.vocabulary = torch.device(device), dtype, vocabulary
+        self.vocabulary = vocabulary
+        self.device, self.dtype = torch.device(device), dtype
         self.module = adopt(self.build(torch.Generator()))
         named = dict(self.module.named_parameters())
-        # Parameters that the factory has frozen are buffers here: nothing trains them.
         still = {n: p for n, p in named.items() if not p.requires_grad}
         statistics = {n: b for n, b in self.module.named_buffers() if b.is_floating_point()}
+        kept = [f"{n}." for n, layer in self.module.named_modules() if isinstance(layer, BatchNorm) and layer.frozen]
+        known = {n: b for n, b in statistics.items() if n.startswith(tuple(kept))}
+        self.frozen = sum(p.numel() for p in still.values())
         self.parameters = _layout({n: p for n, p in named.items() if n not in still})
-        self.buffers = _layout(still | statistics)
+        self.buffers = _layout({n: b for n, b in statistics.items() if n not in known})
         if self.parameters.total == 0:
             raise SettingsError(f"net {name}: nothing to train")
+        self._check_constants(still | known)
         # To look for tied weights in every pass would take longer than a small layer does.
         self._tied = len(named) < len(list(self.module.named_parameters(remove_duplicate=False)))
         self._check_fit()
         self.module.to(device=self.device, dtype=dtype)
         self.module.requires_grad_(False)
+        tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
+        self.constants = {n: tensors[n] for n in (*still, *known)}
 
     def build(self, generator: torch.Generator) -> nn.Module:
         """A fresh module from the factory, which initialises itself by its own rules from this generator."""
         try:
+            hears = self.vocabulary > 0 and _takes_vocabulary(self.factory)
+            told = {"vocabulary": self.vocabulary} if hears else {}
             with _Drawing(generator):
-                takes = self.vocabulary and "vocabulary" in inspect.signature(self.factory).parameters
-                told = {"vocabulary": self.vocabulary} if takes else {}
                 module = self.factory(self.shape, self.classes, **told)
         except Exception as error:
             raise SettingsError(self._misfit(error)) from error
         if not isinstance(module, nn.Module):
             raise SettingsError(f"net {self.name}: gives {type(module).__name__}, not an nn.Module")
         return module
+
+    def _blank(self, rows: int) -> Tensor:
+        """Inputs of zeros, as many samples as are asked for; whole numbers if inputs are token ids."""
+        return torch.zeros(rows, *self.shape, dtype=torch.int64 if self.vocabulary else torch.float32)
 
     def _misfit(self, error: object) -> str:
         shape = "x".join(map(str, self.shape))
@@ -149,9 +169,30 @@ class Net:
         if shape != (2, self.classes):
             raise SettingsError(self._misfit(f"2 samples give outputs of shape {shape}"))
 
-    def _blank(self, samples: int) -> Tensor:
-        """Inputs that are all zero."""
-        return torch.zeros(samples, *self.shape, dtype=torch.int64 if self.vocabulary else torch.get_default_dtype())
+    def _check_constants(self, constants: Mapping[str, Tensor]) -> None:
+        """Refuse constants that the factory draws: clients that build the net elsewhere would have other ones."""
+        if not constants:
+            return
+        again = adopt(self.build(torch.Generator().manual_seed(1)))
+        others = dict(again.named_parameters()) | dict(again.named_buffers())
+        for name, tensor in constants.items():
+            if name not in others or not torch.equal(tensor, others[name]):
+                raise SettingsError(
+                    f"net {self.name}: {name} is frozen, but differs each time the net is built; frozen parameters "
+                    "must come from a file, not from the generator"
+                )
+
+    @cached_property
+    def digest(self) -> str:
+        """What tells the constants of two nets apart; empty without any."""
+        if not self.constants:
+            return ""
+        found = hashlib.sha256()
+        for name, tensor in sorted(self.constants.items()):
+            values = tensor.detach().cpu().contiguous()
+            found.update(f"{name} {tuple(values.shape)} {values.dtype} ".encode())
+            found.update(values.numpy().tobytes())
+        return found.hexdigest()[:32]
 
     def initial(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Fresh parameters [P] and buffers [Q], as the module itself initialises them, drawn from this generator."""
@@ -264,19 +305,27 @@ class Net:
         def count(module: nn.Module, _: Any, output: Any) -> None:
             nonlocal work, activations
             if isinstance(output, Tensor):
-                weight = getattr(module, "weight", None)
+                weight = None if isinstance(module, nn.Embedding) else getattr(module, "weight", None)
                 work += output.numel() * weight[0].numel() if isinstance(weight, Tensor) and weight.dim() > 1 else 0
                 activations += output.numel()
 
         hooks = [m.register_forward_hook(count) for m in self.module.modules() if not list(m.children())]
         try:
             with torch.no_grad():
-                x = self._blank(1).to(self.device)
-                self.module(x if self.vocabulary else x.to(self.dtype))
+                blank = self._blank(1).to(self.device)
+                self.module(blank if self.vocabulary else blank.to(self.dtype))
         finally:
             for hook in hooks:
                 hook.remove()
         return work, activations
+
+
+def _takes_vocabulary(factory: Factory) -> bool:
+    """Whether a factory has an argument for the size of the vocabulary."""
+    try:
+        return "vocabulary" in inspect.signature(factory).parameters
+    except ValueError:  # written in C
+        return False
 
 
 def _owner(name: str) -> str:

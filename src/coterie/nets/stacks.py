@@ -198,7 +198,9 @@ class Models(Stack):
         if self.shape:
             raise TypeError(f"a state dict is of a single model, not of {self.shape}: take a row first")
         views = self.net.parameters.views(self.parameters) | self.net.buffers.views(self.buffers)
-        return {name: view.contiguous().cpu() for name, view in views.items()}
+        given = {name: view.contiguous().cpu() for name, view in views.items()}
+        # Copies: whoever changes them must not change all other models of the net.
+        return given | {name: tensor.detach().cpu().clone() for name, tensor in self.net.constants.items()}
 
     def module(self) -> nn.Module:
         """A single model as a PyTorch module, in evaluation mode."""

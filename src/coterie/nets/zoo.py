@@ -1,35 +1,65 @@
-"""The networks of the papers. Each is a function of the input's shape and the number of classes."""
+"""The networks of the papers, and small ones for series and tokens.
+
+Each is a function of the input's shape, the number of classes and, for token ids, the size of the vocabulary.
+"""
 
 from collections.abc import Callable
+from functools import wraps
 from itertools import pairwise
 from math import prod
+from typing import Any
 
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from coterie.core.errors import SettingsError
 from coterie.nets.net import Factory
+from coterie.nets.sequences import ChannelsFirst, EmbeddingBag, Recurrent, Transformer
 
 Shape = tuple[int, ...]
 
 nets: dict[str, Factory] = {}
 """All networks by name."""
 
+_KINDS = {
+    "features": ("features [feature]", "mlp or logistic"),
+    "images": ("images [channel, y, x]", "cnn or lenet5"),
+    "series": ("series [time, channel]", "cnn-1d, gru or transformer"),
+    "token ids": ("token ids [time]", "embedding-bag, gru or transformer"),
+    "inputs": ("inputs of any shape", "mlp or logistic"),
+}
+"""What data can be: its axes, and nets that take it."""
 
-def net(name: str) -> Callable[[Factory], Factory]:
-    """Register a net under a name."""
+_NUMBERS = ("features", "images", "series", "inputs")
 
-    def decorate(factory: Factory) -> Factory:
-        nets[name] = factory
-        return factory
+
+def net(name: str, *takes: str) -> Callable[[Callable[..., nn.Module]], Factory]:
+    """Register a net under a name, with the kinds of data that it takes: images if nothing is said.
+
+    A net for token ids is a function of the vocabulary too.
+    """
+    takes = takes or ("images",)
+
+    def decorate(factory: Callable[..., nn.Module]) -> Factory:
+        @wraps(factory)
+        def checked(shape: Shape, classes: int, vocabulary: int = 0) -> nn.Module:
+            kind = "token ids" if vocabulary else {1: "features", 2: "series", 3: "images"}.get(len(shape), "inputs")
+            if kind not in takes:
+                own = " or ".join(_KINDS[each][0] for each in takes if each != "inputs")
+                given = f"{kind} {'x'.join(map(str, shape))}"
+                raise SettingsError(f"{name} takes {own}, this data has {given}: use {_KINDS[kind][1]}")
+            more: dict[str, Any] = {"vocabulary": vocabulary} if "token ids" in takes else {}
+            return factory(shape, classes, **more)
+
+        del checked.__wrapped__  # its arguments are these, also of nets that do not care for a vocabulary
+        nets[name] = checked
+        return checked
 
     return decorate
 
 
 def _image(shape: Shape, least: int = 1) -> tuple[int, int, int]:
-    """Channels, height and width of images of this shape; an error if it is none of an image, or too small."""
-    if len(shape) != 3:
-        raise SettingsError(f"inputs of shape {shape} are not images: use mlp or logistic")
+    """Channels, height and width of images of this shape; an error if they are too small."""
     channels, height, width = shape
     if min(height, width) < least:
         raise SettingsError(f"images of {height}x{width} are too small: at least {least}x{least} are needed")
@@ -56,15 +86,15 @@ def _cnn(
     return nn.Sequential(*layers, *_head(before * prod(sides), *hidden, classes))
 
 
-@net("logistic")
+@net("logistic", *_NUMBERS)
 def logistic(shape: Shape, classes: int) -> nn.Module:
     """Logistic regression: one linear layer."""
     return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), classes))
 
 
-@net("mlp")
+@net("mlp", *_NUMBERS)
 def mlp(shape: Shape, classes: int) -> nn.Module:
-    """One hidden layer of 64; takes any input."""
+    """One hidden layer of 64; takes any input but token ids."""
     return nn.Sequential(*_head(prod(shape), 64, classes))
 
 
@@ -190,3 +220,40 @@ def vgg19(shape: Shape, classes: int) -> nn.Module:
             channels = after
         layers.append(nn.MaxPool2d(2))
     return nn.Sequential(*layers, *_head(512 * (height // 32) * (width // 32), 512, 512, classes))
+
+
+@net("cnn-1d", "series")
+def cnn_1d(shape: Shape, classes: int) -> nn.Module:
+    """For series: convolutions of 32 and 64 channels over 5 steps, and the mean over time."""
+    time, channels = shape
+    if time < 2:
+        raise SettingsError(f"series of {time} step are too short: at least 2 are needed")
+    return nn.Sequential(
+        ChannelsFirst(),
+        nn.Conv1d(channels, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool1d(2),
+        nn.Conv1d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool1d(1),
+        nn.Flatten(),
+        nn.Linear(64, classes),
+    )
+
+
+@net("gru", "series", "token ids")
+def gru(shape: Shape, classes: int, vocabulary: int) -> nn.Module:
+    """For series and token ids: a gated recurrent unit of 64, which sees embeddings of 32 for tokens."""
+    return Recurrent(shape, classes, vocabulary)
+
+
+@net("transformer", "series", "token ids")
+def transformer(shape: Shape, classes: int, vocabulary: int) -> nn.Module:
+    """For series and token ids: two blocks of attention with 4 heads of 16, learned positions."""
+    return Transformer(shape, classes, vocabulary)
+
+
+@net("embedding-bag", "token ids")
+def embedding_bag(shape: Shape, classes: int, vocabulary: int) -> nn.Module:
+    """For token ids: the mean of their embeddings of 64, and a linear layer."""
+    return EmbeddingBag(classes, vocabulary)

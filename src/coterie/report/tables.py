@@ -69,7 +69,8 @@ def _title(summary: Summary) -> str:
         summary.get("split"),
         f"{summary['clients']} clients",
     ]
-    parts += [summary.get("net"), f"{summary['parameters']:,} parameters"]
+    frozen = f" and {summary['frozen_parameters']:,} frozen" if "frozen_parameters" in summary else ""
+    parts += [summary.get("net"), f"{summary['parameters']:,} parameters{frozen}"]
     return " · ".join(str(part) for part in parts if part)
 
 

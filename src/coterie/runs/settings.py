@@ -23,7 +23,6 @@ from coterie.data.splits import by_samples
 from coterie.engines.simulation import Computing, Simulation
 from coterie.methods import methods
 from coterie.nets.net import Factory
-from coterie.nets.zoo import nets
 from coterie.runs.options import DEFAULTS, TOP, owners, routed, section_of, table_of, tells_clients
 from coterie.server.federation import Federation
 from coterie.server.method import Method
@@ -247,8 +246,7 @@ def default_net(data: str, dataset: Dataset) -> str:
     if data in sources:
         return sources[data].net
     if dataset.kind != "image":
-        fitting = {"series": "cnn-1d", "tokens": "embedding-bag"}.get(dataset.kind, "mlp")
-        return fitting if fitting in nets else "mlp"
+        return {"series": "cnn-1d", "tokens": "embedding-bag"}.get(dataset.kind, "mlp")
     return "lenet5" if min(dataset.shape[1:]) >= 16 else "cnn"
 
 

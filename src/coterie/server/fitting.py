@@ -302,7 +302,10 @@ def _summary(
     summary: Record = {"method": method.name, "clients": len(fed.names), "rounds": method.rounds, "seed": fed.seed}
     if method.reads_test_data:
         summary["reads_test_data"] = True
-    summary |= describe | {"parameters": fed.net.parameters.total} | last | {"best_round": best}
+    size = {"parameters": fed.net.parameters.total}
+    if fed.net.frozen:
+        size["frozen_parameters"] = fed.net.frozen
+    summary |= describe | size | last | {"best_round": best}
     if truth is not None and scores.groups is not None:
         there = scores.clients
         summary |= agreement(scores.groups[there], truth[there])

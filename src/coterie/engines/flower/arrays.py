@@ -86,6 +86,7 @@ class ArrayNet(Net):
         self.device, self.task = torch.device("cpu"), TASKS["classification"]
         self.dtype = torch.float64 if "float64" in arrays.dtypes else torch.float32
         self.parameters, self.buffers = arrays.layout(trained=True), arrays.layout(trained=False)
+        self.constants, self.frozen, self.vocabulary = dict[str, Tensor](), 0, 0
         self._initial = tuple(initial)
 
     @classmethod

@@ -283,6 +283,8 @@ class FlowerEngine:
         for name, value in expected.items():
             if hello.get(name) != value:
                 return f"its {name} is {_brief(hello.get(name))}, the task's is {_brief(value)}"
+        if hello.get("frozen", "") != self.net.digest:
+            return "its net has other frozen parameters than the task's: all must read the same file of weights"
         called, samples = hello.get("name"), hello.get("samples")
         if not isinstance(called, str) or not called or not (samples is None or _positive(samples)):
             return "it does not say its name and its number of samples"

@@ -111,6 +111,7 @@ class RemoteSite:
             "shape": list(self._net.shape),
             "parameters": self._net.parameters.total,
             "dtype": str(self._net.dtype),
+            "frozen": self._net.digest,
             # Only what the settings say: a site's own mean and deviation are nobody's business.
             "shift": list(self._rules.shift) or None,
             "scale": list(self._rules.scale) or None,

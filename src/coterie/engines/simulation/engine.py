@@ -192,7 +192,9 @@ class Simulation:
         told = "as told" if self.computing.engine in FORMS else f"chosen for this net on {device.type}"
         where = f"{self._workers.count} worker processes of one thread" if self._workers else "this process"
         parts = [f"{form.name} form ({told}): {form.about}"]
-        parts.append(f"net {net.name}: {net.parameters.total:,} parameters, {net.work:,} multiply-and-adds a sample")
+        frozen = f" and {net.frozen:,} frozen" if net.frozen else ""
+        size = f"{net.parameters.total:,} parameters{frozen}"
+        parts.append(f"net {net.name}: {size}, {net.work:,} multiply-and-adds a sample")
         parts.append(f"{self.computing.precision} on {device}, in {where}")
         if form.together:
             parts.append(f"up to {self.clients_at_once(32):,} clients together, as {self._memory_limit:.3g} GB allow")

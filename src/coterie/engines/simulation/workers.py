@@ -209,8 +209,8 @@ def _host(folder: Path) -> ClientHost:
     with safe_open(folder / "pool", "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     dtype = torch.float64 if setup["double"] else torch.float32
-    said = tuple(setup["shape"]), setup["classes"], "cpu", dtype, task_named(setup["task"]), setup["vocabulary"]
-    net = make_net(setup["net"], *said)
+    task, vocabulary = task_named(setup["task"]), setup["vocabulary"]
+    net = make_net(setup["net"], tuple(setup["shape"]), setup["classes"], "cpu", dtype, task, vocabulary)
     shards = [Shard(*parts) for parts in setup["shards"]]
     pool = Pool(**tensors, augment=setup["augment"])
     return ClientHost(net, pool, shards, setup["common"], form_named(setup["form"], setup["half"]))
