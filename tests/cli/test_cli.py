@@ -709,7 +709,7 @@ def test_a_comparison_gives_a_plain_option_to_the_method_if_the_split_has_none(c
         ("run fedavg --views seved", "unknown views 'seved': did you mean served"),
         ("run fedavg --data mnst", "unknown data set 'mnst': did you mean mnist"),
         ("run fedavg --data none.npz", "none.npz: no such file or folder"),
-        ("run fedavg --data prose.txt", "prose.txt: own data is an .npz file or a folder"),
+        ("run fedavg --data prose.txt", "prose.txt: own data is an .npz file, a table"),
         ("run fedavg --data damaged.npz", "damaged.npz"),
         ("run fedavg --split dirichle", "unknown split 'dirichle': did you mean dirichlet"),
         ("run fedavg --split natural", "digits does not say who its samples are from"),

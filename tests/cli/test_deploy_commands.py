@@ -16,6 +16,7 @@ import pytest
 from cryptography import x509
 
 from coterie.core.errors import CoterieError
+from coterie.data import Schema
 from coterie.deploy.processes import free_port
 from coterie.deploy.server import Deployment
 from coterie.deploy.site import SiteSettings
@@ -36,6 +37,30 @@ def test_init_writes_an_app_with_the_task_of_the_data(call, own_data):
     assert app["components"]["serverapp"] == "federation.server_app:app"
     for file in Path("app").rglob("*.py"):
         compile(file.read_text(), str(file), "exec")
+
+
+def test_a_schema_is_enough_for_init(call, refused):
+    rows = "".join(
+        f"{row},{40 + row if row % 7 else ''},{'AB'[row % 2]},{('no', 'yes')[row % 2]}\n" for row in range(30)
+    )
+    Path("visits.csv").write_text("id,age,ward,back\n" + rows)
+    outcome = call("schema visits.csv --target back --drop id")
+    assert outcome.code == 0, outcome.err
+    assert re.search(r"age +number +marked by an input", outcome.out)
+    assert re.search(r"ward +category +A, B", outcome.out)
+    refused("schema visits.csv --target back --drop id", "out=visits.toml: exists already")
+    refused("schema visits.csv --target bak --out other.toml", "did you mean back")
+    Path("visits.csv").unlink()
+    outcome = call("deploy init app fedprox --schema visits.toml --mu 0.3 --net logistic")
+    assert outcome.code == 0, outcome.err
+    made = Deployment.read(Path("app/federation/settings.toml"))
+    assert (made.task.labels, made.task.shape, made.task.net) == (("no", "yes"), (4,), "logistic")
+    assert (made.method.mu, made.task.name, made.task.shift) == (0.3, "visits", ())
+    assert made.schema == Schema.read("app/site/schema.toml") == Schema.read("visits.toml")
+    assert made.table() == tomllib.loads(Path("app/federation/settings.toml").read_text())
+    site = SiteSettings.read(Path("app/site/site.toml"))
+    assert (site.data, site.schema) == ("app/site/data.csv", Path("app/site/schema.toml"))
+    refused("deploy init other --schema none.toml", "none.toml: cannot be read")
 
 
 @pytest.mark.parametrize(

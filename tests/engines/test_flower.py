@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 
 import coterie
 from coterie import Clients, program
 from coterie.clients.sealing import Identity, write_peers
 from coterie.core.errors import ProgramError, SettingsError
-from coterie.data import Split
+from coterie.data import Schema, Split, from_table
 from coterie.deploy.server import Deployment, run_over
 from coterie.deploy.site import SiteSettings
 from coterie.engines.flower.engine import RoundLostError, Task, TooFewSitesError, Waiting
@@ -603,3 +604,126 @@ def test_without_an_identity_a_site_is_left_out_of_letters(sites, tmp_path, capl
         written = fed.run(tell_everybody)
     assert {receiver for _, receiver, _, _ in written.letters.envelopes()} == {"bonn", "celle"}
     assert "this site has no identity for letters" in caplog.text
+
+
+# Tables at sites
+
+
+def hospital(rng, rows):
+    """Rows of one hospital: age, ward and smoker, with values missing, and whether the patient came back."""
+    age = rng.normal(50 + rng.normal(0, 8), 10, rows)
+    ward, smoker = rng.choice(["A", "B", "C"], rows), rng.choice(["true", "false"], rows)
+    risk = (age - 50) / 10 + (ward == "A") + (smoker == "true") - 1
+    lost = rng.random((2, rows)) < 0.1
+    cells = zip(
+        np.where(lost[0], "", np.round(age, 2).astype(str)),
+        np.where(lost[1], "", ward),
+        smoker,
+        np.where(risk + rng.normal(0, 0.3, rows) > 0, "yes", "no"),
+        np.round(1000 + 300 * risk, 2).astype(str),
+        strict=True,
+    )
+    return ["age,ward,smoker,back,cost", *map(",".join, cells)]
+
+
+@pytest.fixture(params=["back", "cost"])
+def hospitals(request, tmp_path):
+    """Sites with a table each, the schema of all, and the same rows in one data set with their clients."""
+    rng = np.random.default_rng(0)
+    drop = {"back": "cost", "cost": "back"}[request.param]
+    (tmp_path / "tables").mkdir()
+    for number, name in enumerate(NAMES):
+        (tmp_path / f"tables/{name}.csv").write_text("\n".join(hospital(rng, 60 + 20 * number)))
+    data = from_table(tmp_path / "tables", target=request.param, drop=(drop,))
+    data.schema.write(tmp_path / "schema.toml")
+    sites = []
+    for name in NAMES:
+        (tmp_path / f"{name}.toml").write_text(
+            tomli_w.dumps(
+                {
+                    "name": name,
+                    "labels": list(data.labels),
+                    "net": "mlp",
+                    "data": f"tables/{name}.csv",
+                    "schema": "schema.toml",
+                    "state": f"state-{name}",
+                    "computing": {"precision": "float64"},
+                }
+            )
+        )
+        sites.append(SiteSettings.read(tmp_path / f"{name}.toml"))
+    return sites, data
+
+
+def deployment_for(data, method):
+    task = Task(data.labels, data.shape, "mlp")
+    computing = Computing(precision="float64", device="cpu")
+    return Deployment(method, task, schema=data.schema, waiting=Waiting(**FAST), computing=computing)
+
+
+def test_sites_with_tables_give_what_a_simulation_of_all_rows_gives(hospitals, tmp_path):
+    settled, data = hospitals
+    wires = Wires([site.open() for site in settled])
+    method = coterie.FedProx(rounds=3, batch=8)
+    real = run_over(deployment_for(data, method), wires, tmp_path / "run")
+    alone = method.fit(coterie.simulate(data, net="mlp", precision="float64", workers=0))
+    for mine, theirs in zip(real.clients, alone.clients, strict=True):
+        assert mine["client"] == theirs["client"]
+        assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-9)
+    # Three numbers for each input, and for each target that is one; sums and counts, whatever the number of rows.
+    inputs, targets = len(data.schema.inputs), int(data.task == "regression")
+    ledger = real.summary["ledger"]
+    assert ledger["up"]["moments"] == 3 * 3 * 8 * (inputs + targets)
+    assert ledger["down"]["scales"] == 3 * 8 * (3 * inputs + 2 * targets)
+    assert "moments" not in alone.summary["ledger"]["up"]
+    stored = StoredRun.read(tmp_path / "run")
+    assert Schema.from_table(stored.settings["schema"]) == data.schema
+    assert Deployment.from_table(stored.settings, tmp_path).schema == data.schema
+
+
+def test_a_run_over_tables_goes_on_with_the_same_scales(hospitals, tmp_path):
+    settled, data = hospitals
+    wires = Wires([site.open() for site in settled])
+    made = deployment_for(data, coterie.FedAvg(rounds=3, batch=8))
+    whole = run_over(made, wires, tmp_path / "whole")
+
+    def stop(number):
+        if number == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_over(made, wires, tmp_path / "run", [Gate(stop)])
+    fresh = Wires([site.open() for site in settled])
+    rest = run_over(made, fresh, tmp_path / "run")
+    same(rest.rounds, whole.rounds)
+    same(rest.clients, whole.clients)
+    asked = [codec.load(parts["request"], {}) for parts in fresh.sent]
+    assert not any(one.get("program", "").endswith(".moments") for one in asked)
+
+
+def test_a_site_with_a_table_trains_only_when_it_is_told_how_to_scale(hospitals, caplog):
+    settled, data = hospitals
+    wires = Wires([site.open() for site in settled])
+    engine = deployment_for(data, coterie.FedAvg()).engine(wires)
+    engine.schema = None
+    engine.gather()
+    fed = Federation(engine)
+    with pytest.raises(ProgramError, match="scales as all sites do together, and the server does not say how"):
+        fed.run(coterie.programs.label_histogram)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"shift": [0.0]}, "with a schema the server says how to scale; leave out shift and scale"),
+        ({"labels": ["a", "b"]}, "labels no, yes, but the settings say a, b"),
+        ({"schema": "none.toml"}, "none.toml: cannot be read"),
+    ],
+)
+def test_settings_of_a_site_that_do_not_fit_its_schema_are_refused(change, message, tmp_path):
+    (tmp_path / "x.csv").write_text("x,y\n1,no\n2,yes\n3,no\n4,yes\n")
+    from_table(tmp_path / "x.csv", target="y").schema.write(tmp_path / "schema.toml")
+    table = {"name": "a", "labels": ["no", "yes"], "net": "mlp", "data": "x.csv", "schema": "schema.toml"}
+    (tmp_path / "site.toml").write_text(tomli_w.dumps({**table, "state": "state", **change}))
+    with pytest.raises(SettingsError, match=message):
+        SiteSettings.read(tmp_path / "site.toml").open()

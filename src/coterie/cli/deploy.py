@@ -105,15 +105,21 @@ def _local(
 def _init(given: dict[str, Any], folder: Path, method: str = "fedavg") -> None:
     """Write a ready Flower app: settings, hooks for data, a template for sites.
 
-    The task (labels, net, scaling of inputs) is that of the data named with `--data`, by default digits.
+    The task (labels, net, scaling of inputs) is that of the data named with `--data`, by default digits. For tables
+    `--schema` says it without any data; how to scale is then made of sums and counts that sites send.
     """
+    schema = None if "data" in given else given.pop("schema", None)
     settings = settings_of(given, method)
     _require_flower()
 
+    from coterie.data.schema import Schema
     from coterie.deploy.app import write_app
-    from coterie.deploy.local import deployment_of
+    from coterie.deploy.local import deployment_of, deployment_of_schema
 
-    write_app(folder, deployment_of(settings))
+    if schema is None:
+        write_app(folder, deployment_of(settings))
+    else:
+        write_app(folder, deployment_of_schema(settings, Schema.read(schema), Path(schema).stem))
     tell("written to", folder)
     tell("read on in", folder / "README.md")
 

@@ -86,6 +86,39 @@ def report(
     tell("look at", out)
 
 
+def schema(
+    data: Annotated[Path, Parameter(help="A table (CSV or Parquet), or a folder with one per client.")],
+    *,
+    target: Annotated[str, flag("Column that is predicted.")],
+    client: Annotated[str, flag("Column that tells clients apart.")] = "",
+    drop: Annotated[str, flag("Columns that are left out, with commas between.")] = "",
+    task: Annotated[str, flag("What is predicted, if the targets do not show it.")] = "",
+    out: Annotated[Path | None, flag("File of the schema; by default called as the data.", "Output")] = None,
+) -> None:
+    """Write down what the columns of a table are, for sites that have such tables and for `coterie deploy init`.
+
+    The file names columns, categories and labels, and holds no row.
+    """
+    from coterie.data.tables import from_table
+
+    place = out or Path(f"{data.stem}.toml")
+    if place.exists():
+        raise SettingsError(f"out={place}: exists already; choose another file")
+    made = from_table(data, target, client, [name.strip() for name in drop.split(",") if name.strip()], task).schema
+    assert made is not None
+    table = plain_table(("column", "type", "categories", "missing values"))
+    for column in made.columns:
+        words = (column.name, column.type, ", ".join(column.categories), "marked by an input" if column.missing else "")
+        table.add_row(*map(Text, words))
+    print_table(table)
+    tell("target:", f"{made.target}, {made.task} ({', '.join(made.labels)})")
+    try:
+        made.write(place)
+    except OSError as error:
+        raise SettingsError(f"out={place}: cannot be written ({error.strerror})") from error
+    tell("written to", place)
+
+
 def _require_some(runs: Sequence[Path]) -> None:
     if not runs:
         raise SettingsError("no runs: name run folders, or folders that hold some")

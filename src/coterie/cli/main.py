@@ -20,7 +20,7 @@ from coterie.cli.console import errors, tell
 from coterie.cli.demo import demo
 from coterie.cli.deploy import add_deploy
 from coterie.cli.listings import show_data, show_methods, show_nets, show_splits
-from coterie.cli.look import add_split, report, show
+from coterie.cli.look import add_split, report, schema, show
 from coterie.cli.run import add_run
 from coterie.cli.study import add_reproduce, add_study
 from coterie.core.errors import CoterieError, ProgramError
@@ -59,9 +59,10 @@ def _app(arguments: Sequence[str]) -> App:
     app.command(show, usage="Usage: coterie show RUN... [OPTIONS]", group=_DO, sort_key=3)
     app.command(report, usage="Usage: coterie report RUN... [OPTIONS]", group=_DO, sort_key=4)
     add_split(app, behind("split", arguments), _DO, 5)
-    add_reproduce(app, behind("reproduce", arguments), _DO, 6)
-    add_study(app, behind("study", arguments), _DO, 7)
-    add_deploy(app, behind("deploy", arguments), _DO, 8)
+    app.command(schema, group=_DO, sort_key=6)
+    add_reproduce(app, behind("reproduce", arguments), _DO, 7)
+    add_study(app, behind("study", arguments), _DO, 8)
+    add_deploy(app, behind("deploy", arguments), _DO, 9)
     for place, function in enumerate((show_methods, show_data, show_splits, show_nets)):
         app.command(function, name=function.__name__.removeprefix("show_"), group=_CHOOSE, sort_key=place)
     for name in ("--help", "--version"):

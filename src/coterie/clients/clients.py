@@ -23,6 +23,7 @@ from coterie.clients.letters import Letter, Letters, checked_content
 from coterie.clients.memory import Memory, Value
 from coterie.core.errors import CoterieError, SettingsError
 from coterie.core.randomness import generator
+from coterie.data.moments import Moments
 from coterie.data.population import Pool, Shard
 from coterie.nets.net import Net
 from coterie.nets.stacks import Changes, Models, Stack
@@ -447,6 +448,20 @@ class Clients:
         self.kept[HOME] = models
         if weights is not None:
             self.kept[HOME_WEIGHTS] = weights
+
+    def moments(self) -> Tensor:
+        """Counts, sums and sums of squares of raw inputs and numbers to predict, [client, 3, channel], on the host.
+
+        They are over training samples, and missing values do not count.
+        """
+        found = []
+        for part in self._part("train"):
+            places = torch.from_numpy(part).to(self._pool.device)
+            x = self._pool.x[places].flatten(0, -2)  # the channel is the last axis of all inputs in a pool
+            rows = [x, self._pool.y[places]] if self._pool.y.dim() > 1 else [x]
+            own = [Moments.of(values.cpu().numpy()) for values in rows]
+            found.append(np.concatenate([[one.count, one.total, one.squares] for one in own], axis=1))
+        return torch.from_numpy(np.stack(found))
 
     def samples(self, row: int, on: str = "train") -> tuple[Tensor, Tensor]:
         """The prepared inputs [sample, ...] and labels [sample] of the client in this row."""

@@ -116,6 +116,12 @@ def label_histogram(clients: Clients, on: str = "train") -> Outputs:
 
 
 @program
+def moments(clients: Clients) -> Outputs:
+    """How many values each column has, their sum and the sum of their squares: all that scaling is made of."""
+    return {"moments": clients.moments()}
+
+
+@program
 def predict(clients: Clients, models: Models, inputs: Tensor) -> Outputs:
     """What models give for prepared inputs, before the softmax."""
     return {"predictions": clients.predict(models, inputs)}

@@ -35,6 +35,9 @@ class Moments:
     def __add__(self, other: "Moments") -> "Moments":
         return Moments(self.count + other.count, self.total + other.total, self.squares + other.squares)
 
+    def __getitem__(self, columns: slice) -> "Moments":
+        return Moments(self.count[columns], self.total[columns], self.squares[columns])
+
     @property
     def mean(self) -> np.ndarray:
         """The mean of each column; 0 where there is no value."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +37,33 @@ class Shard:
         return samples
 
 
+@dataclass(frozen=True)
+class Scales:
+    """What is known of training samples together, and used for all: how inputs and targets are scaled and filled in."""
+
+    shift: tuple[float, ...]
+    """What is subtracted from inputs, per channel."""
+    scale: tuple[float, ...]
+    """What the differences are divided by."""
+    filling: tuple[float, ...]
+    """What stands for a missing value, per channel."""
+    target_shift: tuple[float, ...] = ()
+    """What is subtracted from the numbers that are to be predicted, if any are."""
+    target_scale: tuple[float, ...] = ()
+    """What the differences are divided by then."""
+
+    @classmethod
+    def of(cls, schema: Schema, moments: Moments, scaling: Scaling = "channel") -> "Scales":
+        """The scales of a table's inputs from the moments of these, behind which those of numbers to predict stand."""
+        inputs = len(schema.inputs)
+        own, targets = moments[:inputs], moments[inputs:]
+        shift, scale = schema.scaling(own) if scaling == "channel" else (np.zeros(inputs), np.ones(inputs))
+        numbers = [shift, scale, schema.filling(own)]
+        if len(targets.count):
+            numbers += [targets.mean, targets.deviation]
+        return cls(*(tuple(values.tolist()) for values in numbers))
+
+
 @dataclass(frozen=True, eq=False)
 class Population:
     """All clients, and what the server holds: its own samples to train on and the global test set."""
@@ -68,7 +96,8 @@ class Population:
     schema: Schema | None = None
     """What the columns of the table are, if the data is from one."""
     filling: np.ndarray | None = None
-    """What stands for a missing value, for each input: the mean over training samples. In `x` it is filled in."""
+    """What stands for a missing value, for each input; in `x` it is filled in. None where nothing is missing, or where
+    nobody has said yet how to scale."""
 
     def __len__(self) -> int:
         return len(self.shards)
@@ -88,6 +117,13 @@ class Population:
         """The names of the clients."""
         return tuple(shard.name for shard in self.shards)
 
+    def scaled(self, scales: Scales) -> "Population":
+        """The population with these scales, and nothing missing."""
+        told: dict[str, Any] = {name: np.array(value) for name, value in vars(scales).items()}
+        if not scales.target_scale:  # classes are not scaled, and amounts may be already
+            del told["target_shift"], told["target_scale"]
+        return replace(self, x=filled(self.x, told["filling"]), **told)
+
     def label_counts(self, part: str = "train") -> np.ndarray:
         """How often each client has each label, [client, class]."""
         if not self.task.one_class:
@@ -95,8 +131,13 @@ class Population:
         return np.stack([np.bincount(self.y[shard.part(part)], minlength=self.classes) for shard in self.shards])
 
 
-def populate(data: Dataset, split: SplitRule | Split, division: Division | None = None, seed: int = 0) -> Population:
-    """Divide a data set among clients and each client's part into training, validation and test data."""
+def populate(
+    data: Dataset, split: SplitRule | Split, division: Division | None = None, seed: int = 0, fit: bool = True
+) -> Population:
+    """Divide a data set among clients and each client's part into training, validation and test data.
+
+    Without `fit` a table stays as it is, until somebody says how to scale it.
+    """
     division = division or Division()
     rng = generator(seed, "server samples")
     held = division.server_samples if division.server_from == "train" else 0
@@ -133,18 +174,12 @@ def populate(data: Dataset, split: SplitRule | Split, division: Division | None 
         raise SettingsError(f"augment=crop-flip: needs images; {data.name} has inputs of shape {data.shape}")
     x, y = pool.arrays()
     trained = np.concatenate([shard.train for shard in shards])
-    filling = None
-    if data.schema is None:
-        shift, scale = scaling_of(data, division.scaling)
-    else:
-        moments = Moments.of(x[trained])
-        filling = data.schema.filling(moments)
-        x = filled(x, filling)
-        blank = np.zeros(data.channels), np.ones(data.channels)
-        shift, scale = data.schema.scaling(moments) if division.scaling == "channel" else blank
-    target_shift, target_scale = target_scaling(y[trained]) if data.task == "regression" else (np.zeros(1), np.ones(1))
+    shift, scale = scaling_of(data, "none" if data.schema else division.scaling)
+    target_shift, target_scale = np.zeros(1), np.ones(1)
+    if data.task == "regression" and fit:
+        target_shift, target_scale = target_scaling(y[trained])
     copies = len(y) - len(pool.y[0])
-    return Population(
+    population = Population(
         x,
         y,
         tuple(shards),
@@ -162,8 +197,10 @@ def populate(data: Dataset, split: SplitRule | Split, division: Division | None 
         data.vocabulary,
         copies,
         data.schema,
-        filling,
     )
+    if data.schema is None or not fit:
+        return population
+    return population.scaled(Scales.of(data.schema, Moments.of(x[trained]), division.scaling))
 
 
 def pooled(populations: Sequence[Population]) -> list[Population]:

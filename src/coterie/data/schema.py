@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -93,8 +93,14 @@ class Schema:
 
     def write(self, path: Path) -> None:
         """Write the schema into a file."""
-        content: dict[str, Any] = {"format": FORMAT, **asdict(self)}
-        write_whole(path, tomli_w.dumps(content))
+        write_whole(path, tomli_w.dumps(self.table()))
+
+    def table(self) -> dict[str, Any]:
+        """The schema as TOML has it."""
+        columns = [{**vars(column), "categories": list(column.categories)} for column in self.columns]
+        own = {field.name: getattr(self, field.name) for field in fields(self)}
+        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
+        return {"format": FORMAT, **plain, "columns": columns}
 
     @classmethod
     def read(cls, path: str | Path) -> "Schema":
@@ -107,12 +113,13 @@ class Schema:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise SettingsError(f"{path}: not a TOML file ({error})") from error
         try:
-            return cls._from_table(content)
+            return cls.from_table(content)
         except SettingsError as error:
             raise SettingsError(f"{path}: {error}") from error
 
     @classmethod
-    def _from_table(cls, content: Mapping[str, Any]) -> "Schema":
+    def from_table(cls, content: Mapping[str, Any]) -> "Schema":
+        """The schema that a table as TOML has it describes."""
         content = dict(content)
         if (found := content.pop("format", None)) != FORMAT:
             raise SettingsError(f"format={found}: a schema of format {FORMAT} is expected, as `coterie schema` writes")

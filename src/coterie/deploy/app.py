@@ -25,7 +25,11 @@ def write_app(folder: Path, deployment: Deployment) -> None:
         for template in sorted(_TEMPLATE.rglob("*.txt"))
     }
     files[Path("federation/settings.toml")] = tomli_w.dumps(deployment.table())
-    files[Path("site/site.toml")] += tomli_w.dumps(site_table(deployment, name="north", data="data.npz"))
+    data = "data.npz"
+    if deployment.schema is not None:
+        data = "data.csv"
+        files[Path("site/schema.toml")] = tomli_w.dumps(deployment.schema.table())
+    files[Path("site/site.toml")] += tomli_w.dumps(site_table(deployment, name="north", data=data))
     try:
         for name, content in files.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -44,9 +48,9 @@ def site_table(deployment: Deployment, name: str, data: str, **more: Any) -> Map
         "state": "state",
         "labels": list(task.labels),
         "net": task.net,
-        "shift": list(task.shift),
-        "scale": list(task.scale),
-        "vocabulary": task.vocabulary,
+        **({"shift": list(task.shift), "scale": list(task.scale)} if deployment.schema is None else {}),
+        **({"schema": "schema.toml"} if deployment.schema is not None else {}),
+        **({"vocabulary": task.vocabulary} if task.vocabulary else {}),
         "allow": [*ALLOWED, *(f"{module}.*" for module in deployment.modules)],
         "superlink": "127.0.0.1:8000",
         "ca": "ca.pem",

@@ -13,6 +13,7 @@ import tomli_w
 from coterie.core.errors import CoterieError, SettingsError
 from coterie.core.files import write_whole
 from coterie.data.population import Population, Shard, scaling_of
+from coterie.data.schema import Schema
 from coterie.deploy.app import site_table, write_app
 from coterie.deploy.control import Control
 from coterie.deploy.processes import Process, Processes, flower_environment, free_port, start_superlink
@@ -28,13 +29,29 @@ _LOOK = 0.5
 """Seconds between looks at a run's folder."""
 
 
+def deployment_of_schema(settings: Settings, schema: Schema, name: str) -> Deployment:
+    """The deployment of a simulation's method over sites that have tables with a schema; nobody needs all of them."""
+    task = Task(labels=schema.labels, shape=(len(schema.inputs),), net=settings.world.net or "mlp", name=name)
+    return Deployment(
+        settings.method,
+        task,
+        seed=settings.world.seed,
+        schema=schema,
+        scoring=settings.scoring,
+        computing=replace(settings.world.computing, engine="loop", workers=0),
+    )
+
+
 def deployment_of(settings: Settings, waiting: Waiting | None = None) -> Deployment:
     """The deployment that runs the method and the task of a simulation's settings over real sites."""
     world = settings.world
     if world.arrivals:
         raise SettingsError("arrivals: real sites arrive when they connect")
     data = world.dataset
-    shift, scale = scaling_of(data, world.division.scaling)
+    if data.schema is None:
+        shift, scale = scaling_of(data, world.division.scaling)
+    else:
+        shift, scale = world.population.shift, world.population.scale
     task = Task(
         labels=data.labels,
         shape=data.shape,

@@ -19,7 +19,9 @@ from coterie.core.modules import homes_of
 from coterie.core.registry import checked
 from coterie.data.division import Division
 from coterie.data.population import Pool, Population, Shard, populate
+from coterie.data.schema import Schema
 from coterie.data.split import Split
+from coterie.data.tasks import task_named
 from coterie.deploy.site import load_own, scaled
 from coterie.engines.chunk import ClientHost
 from coterie.engines.flower.engine import FlowerEngine, RoundLostError, Task, Transport, Waiting
@@ -62,6 +64,8 @@ class Deployment:
     server: str | None = None
     """What the server itself holds: an .npz file, or `package.module:function` that gives a `coterie.Dataset`. Its
     samples are for methods that need some, its test part is the global test set."""
+    schema: Schema | None = None
+    """The columns of the sites' tables, if they have tables."""
     waiting: Waiting = field(default_factory=Waiting)
     scoring: Scoring = field(default_factory=Scoring)
     computing: Computing = field(default_factory=Computing)
@@ -69,12 +73,14 @@ class Deployment:
     def __post_init__(self) -> None:
         if self.method.reads_test_data:
             raise SettingsError(f"{self.method.name} reads test data with these settings: no site allows that")
+        if self.schema is not None and self.server is not None:
+            raise SettingsError("server.data: what the server holds cannot be scaled with tables of sites yet")
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any], folder: Path) -> "Deployment":
         """The settings that a file contains; paths in them are relative to the file's folder."""
         check_format(table)
-        known = {"format", "coterie", "modules", "seed", "method", "server", *_SECTIONS}
+        known = {"format", "coterie", "modules", "seed", "method", "server", "schema", *_SECTIONS}
         for name in table:
             if name not in known:
                 raise unknown("entry of the settings", name, known)
@@ -92,6 +98,7 @@ class Deployment:
         return cls(
             methods.make(method.pop("name"), **method),
             seed=checked("seed", table.get("seed", 0), int),
+            schema=Schema.from_table(section_of(table, "schema")) if "schema" in table else None,
             server=held if held is None or ":" in held else str(folder / held),
             **parts,
         )
@@ -111,13 +118,16 @@ class Deployment:
         sections = {name: vars(getattr(self, field)) for name, (field, _) in _SECTIONS.items()}
         top = {"format": FORMAT, "coterie": __version__, "modules": self.modules or None, "seed": self.seed}
         method = {"name": self.method.name, **vars(self.method)}
-        return as_toml({**top, "method": method, "server": {"data": self.server}, **sections})
+        made = as_toml({**top, "method": method, "server": {"data": self.server}, **sections})
+        return made if self.schema is None else made | {"schema": self.schema.table()}
 
     def engine(self, transport: Transport) -> FlowerEngine:
         """The engine for the sites behind a transport."""
         device, dtype = self.computing.find_device(), self.computing.dtype
         net = make_net(
-            *(self.task.net, self.task.shape, len(self.task.labels), device, dtype), vocabulary=self.task.vocabulary
+            *(self.task.net, self.task.shape, len(self.task.labels), device, dtype),
+            task=task_named("classification" if self.schema is None else self.schema.task),
+            vocabulary=self.task.vocabulary,
         )
         held = self._server_population()
         own = None
@@ -125,7 +135,7 @@ class Deployment:
             shards = [held.server, *server_parts(held.server)]
             form = form_named("loop", half=self.computing.precision == "bf16")
             own = ClientHost(net, Pool.of(held, device, dtype), shards, held.server.test, form)
-        return FlowerEngine(net, self.task, transport, self.waiting, own)
+        return FlowerEngine(net, self.task, transport, self.waiting, self.schema, own)
 
     def _server_population(self) -> Population | None:
         """The server as a population without clients: its own samples, and the global test set."""

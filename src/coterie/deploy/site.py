@@ -7,16 +7,18 @@ from typing import Any, cast
 
 import numpy as np
 
-from coterie.core.errors import DataError, SettingsError
+from coterie.core.errors import CoterieError, DataError, SettingsError
 from coterie.core.modules import own_module, own_thing
 from coterie.core.registry import checked, options
 from coterie.data.dataset import Dataset
 from coterie.data.division import Division
 from coterie.data.loading import load
 from coterie.data.own import NPZ, kind_in
-from coterie.data.population import Pool, Population, Shard, populate
+from coterie.data.population import Pool, Population, Scales, Shard, populate
 from coterie.data.readers import read_npz
+from coterie.data.schema import Schema
 from coterie.data.split import Split
+from coterie.data.tables import from_table
 from coterie.engines.chunk import ClientHost
 from coterie.engines.flower.site import RemoteSite, Rules
 from coterie.engines.simulation import Computing
@@ -49,8 +51,8 @@ class SiteSettings:
     """The net: one of ours by name, or `package.module:function`."""
 
     data: str
-    """An .npz file, a folder of images per class, or `package.module:function` that gives a `coterie.Dataset`. An array
-    `part` in the file (0 train, 1 validation, 2 test) replaces the division."""
+    """A table, an .npz file, a folder of images per class, or `package.module:function` that gives a `coterie.Dataset`.
+    An array `part` in an .npz file (0 train, 1 validation, 2 test) replaces the division."""
 
     state: Path
     """Folder for what the client keeps between rounds."""
@@ -66,6 +68,10 @@ class SiteSettings:
 
     scale: tuple[float, ...] = ()
     """What inputs are divided by then, per channel. By default this site's own deviation."""
+
+    schema: Path | None = None
+    """What the columns of the site's table are, the same at every site (see `coterie schema`). Then `data` is a CSV or
+    Parquet file; how to fill in and to scale is what the server says, from sums and counts that all sites send."""
 
     vocabulary: int = 0
     """How many ids there are, if inputs are tokens."""
@@ -111,7 +117,7 @@ class SiteSettings:
                 raise SettingsError(f"{path}: unknown entry {name!r}; known are {', '.join(known)}")
             if name in ("division", "computing"):
                 values[name] = made_of(known[name], section_of(table, name))
-            elif name in ("state", "ca", "key", "identity", "peers"):
+            elif name in ("schema", "state", "ca", "key", "identity", "peers"):
                 values[name] = path.parent / checked(name, value, str)
             else:
                 values[name] = checked(name, value, known[name])
@@ -120,6 +126,8 @@ class SiteSettings:
             raise SettingsError(f"{path}: missing {', '.join(missing)}")
         if ":" not in values["data"]:
             values["data"] = str(path.parent / values["data"])
+        if "schema" in values and ("shift" in values or "scale" in values):
+            raise SettingsError(f"{path}: with a schema the server says how to scale; leave out shift and scale")
         return cls(**values)
 
     def open(self) -> RemoteSite:
@@ -134,7 +142,17 @@ class SiteSettings:
             self.net, population.shape, population.classes, device, dtype, population.task, population.vocabulary
         )
         form = form_named("loop", half=self.computing.precision == "bf16")
-        pool = Pool.of(population, device, dtype)
+
+        def host(shown: Population) -> ClientHost:
+            return ClientHost(net, Pool.of(shown, device, dtype), shown.shards, shown.server.test, form)
+
+        def host_with(scales: Scales) -> ClientHost:
+            if not len(scales.shift) == len(scales.scale) == len(scales.filling) == population.shape[0]:
+                raise CoterieError(f"scales of {len(scales.shift)} inputs, but there are {population.shape[0]}")
+            if min((*scales.scale, *scales.target_scale)) <= 0:
+                raise CoterieError("scales: above 0")
+            return host(population.scaled(scales))
+
         rules = Rules(
             self.name,
             self.labels,
@@ -146,21 +164,21 @@ class SiteSettings:
             self.identity,
             self.peers,
         )
-        return RemoteSite(rules, ClientHost(net, pool, population.shards, population.server.test, form))
+        return RemoteSite(rules, host(population), None if self.schema is None else host_with)
 
     def population(self) -> Population:
-        """This site's data as a population of one client, with the task's label set."""
+        """This site's data as a population of one client, with the task's label set; a table is not scaled yet."""
         return scaled(self._divided(), self.shift, self.scale)
 
     def _divided(self) -> Population:
-        data, given = load_own(self.data, self.labels, self.size, self.vocabulary)
+        data, given = load_own(self.data, self.labels, self.size, self.vocabulary, self.schema)
         everything = Split((np.arange(len(data)),), names=(self.name,))
-        population = populate(data, everything, self.division, self.seed)
+        population = populate(data, everything, self.division, self.seed, fit=self.schema is None)
         return population if given is None else replace(population, shards=(Shard(self.name, *given),))
 
 
 def load_own(
-    data: str, labels: tuple[str, ...], size: int | None = None, vocabulary: int = 0
+    data: str, labels: tuple[str, ...], size: int | None = None, vocabulary: int = 0, schema: Path | None = None
 ) -> tuple[Dataset, Places | None]:
     """The data of a site or a server with the task's labels, from an .npz file, a folder of images or a function.
 
@@ -170,7 +188,16 @@ def load_own(
         loaded = own_thing("data", data)()
         if not isinstance(loaded, Dataset):
             raise SettingsError(f"data={data}: gives {type(loaded).__name__}, not a coterie.Dataset")
+        if schema is not None and loaded.schema != Schema.read(schema):
+            raise SettingsError(f"data={data}: gives no table with the schema in {schema}; read it with schema=...")
+        if schema is not None:
+            return loaded, None
         return relabelled(loaded, labels, vocabulary), None
+    if schema is not None:
+        table = from_table(data, schema=schema)
+        if table.labels != labels:
+            raise SettingsError(f"{schema}: labels {', '.join(table.labels)}, but the settings say {', '.join(labels)}")
+        return table, None
     path = Path(data)
     if path.suffix.lower() == ".npz" and path.is_file():
         arrays = read_npz(path, ("x", "y"), ("part", *NPZ))

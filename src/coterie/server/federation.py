@@ -10,12 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.clients import programs
 from coterie.clients.clients import HOME, HOME_WEIGHTS, CallContext, Clients, new_models
 from coterie.clients.letters import Letters
 from coterie.clients.memory import Value, size_of
 from coterie.clients.programs import Program
 from coterie.core.errors import CoterieError, NoAnswerError
 from coterie.core.randomness import generator
+from coterie.data.moments import Moments
 from coterie.data.preparation import Preparation
 from coterie.moves import mixing, sampling
 from coterie.nets.net import Net
@@ -457,6 +459,18 @@ class Federation:
         for name, value in values.items():
             kind = "model" if isinstance(value, Models) else name.replace("_", " ")
             self.ledger.add(direction, kind, size_of(value) * times)
+
+    def agree_on_scales(self) -> None:
+        """Where inputs are to be scaled by what clients know together, ask them, and tell all of them the same.
+
+        They send sums and counts over their training samples, and no rows.
+        """
+        if not getattr(self._engine, "scales_together", False):
+            return
+        replies = self.run(programs.moments)
+        count, total, squares = replies.moments.sum(dim=0).numpy()
+        told = self._engine.scale(Moments(count, total, squares))  # type: ignore[attr-defined]
+        self.ledger.add("down", "scales", told * len(self.clients))
 
     # The course of a run, for `fit`
 

@@ -194,6 +194,7 @@ def fit(
     course = _Course(fed, scoring.insights, now, time.perf_counter())
     if resume is None:
         with fed.method_at_work():
+            fed.agree_on_scales()
             course.move(method.begin(fed))
         fed.commit()
     else:

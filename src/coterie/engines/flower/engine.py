@@ -27,7 +27,10 @@ from coterie.clients.letters import Letter, Letters
 from coterie.clients.memory import Memory, Value
 from coterie.core.errors import CoterieError, NoAnswerError, ProgramError, SettingsError
 from coterie.core.fields import WITHOUT_EFFECT
+from coterie.data.moments import Moments
+from coterie.data.population import Scales
 from coterie.data.preparation import Preparation
+from coterie.data.schema import Schema
 from coterie.engines.chunk import ClientHost, joined, part_of, run_chunk
 from coterie.engines.flower.site import PROTOCOL
 from coterie.engines.flower.versions import Version
@@ -143,6 +146,8 @@ class FlowerEngine:
     task: Task
     transport: Transport
     waiting: Waiting = field(default_factory=Waiting)
+    schema: Schema | None = None
+    """The columns of the sites' tables, if they have tables: then these are scaled by what all sites know together."""
     own: ClientHost | None = None
     """What the server itself holds: its own samples as the first client, then the parts of the global test set."""
     advice: str = "when they are back, go on with `coterie deploy resume`"
@@ -156,6 +161,7 @@ class FlowerEngine:
         self._announcements: dict[str, bytes] = {}
         self._shapes: dict[tuple[str, str], Any] = {}
         self._complaints: dict[str, str] = {}
+        self._scales: Scales | None = None
         self.server: Sequence[int] = range(-len(self.own.shards) + 1, 0) if self.own else range(0)
 
     @property
@@ -165,6 +171,25 @@ class FlowerEngine:
         if not (task.shift and task.scale):
             return None
         return Preparation(task.name, self.net.task.name, task.labels, task.shape, task.shift, task.scale)
+
+    @property
+    def scales_together(self) -> bool:
+        """Whether sites are to send moments, from which it is made how all of them scale."""
+        return self.schema is not None
+
+    def scale(self, moments: Moments) -> int:
+        """Let all sites scale as the sum of their moments says; returns how many bytes each is told."""
+        assert self.schema is not None
+        if empty := [name for name, count in zip(self.schema.inputs, moments.count, strict=False) if not count]:
+            log.warning("no site has a value of %s", ", ".join(empty))
+        self._scales = Scales.of(self.schema, moments)
+        log.info("all sites scale by the moments of %d rows", moments.count.max())
+        return 8 * sum(len(numbers) for numbers in vars(self._scales).values())
+
+    @property
+    def _told_scales(self) -> dict[str, list[float]] | None:
+        """How all sites scale, as messages and checkpoints have it; None if each knows that by itself."""
+        return None if self._scales is None else {name: list(value) for name, value in vars(self._scales).items()}
 
     # Who is there
 
@@ -368,6 +393,7 @@ class FlowerEngine:
             "run": self._run,
             "program": call.program.name,
             "at": asdict(call.at),
+            "scales": self._told_scales,
             "each": dict(call.each),
             "settings": dict(call.settings),
             "base": site.accepted,
@@ -457,19 +483,21 @@ class FlowerEngine:
 
     def reset(self) -> None:
         """Begin a new run, under a name of which no site has kept anything."""
-        self._run = secrets.token_hex(8)
+        self._run, self._scales = secrets.token_hex(8), None
         for site in self._sites:
             site.accepted = site.current = None
 
     def checkpoint(self) -> dict[str, Any]:
         """The run's name at the sites, and for each site its position, size and version."""
         sites = [{"name": site.name, "samples": site.samples, "version": site.accepted} for site in self._sites]
-        return {"run": self._run, "sites": sites}
+        return {"run": self._run, "sites": sites, "scales": self._told_scales}
 
     def restore(self, content: Mapping[str, Any]) -> None:
         """Go on with a run: its sites get back their positions, connected or not, and new ones come behind them."""
         self.reset()
         self._run = content["run"]
+        if (scales := content.get("scales")) is not None:
+            self._scales = Scales(**{name: tuple(value) for name, value in scales.items()})
         newcomers = {site.name: site for site in self._sites}
         restored = []
         for entry in content["sites"]:

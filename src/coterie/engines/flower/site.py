@@ -6,11 +6,12 @@ message asks is refused.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, lru_cache
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ import torch
 from coterie.clients.clients import CallContext
 from coterie.clients.letters import Letter, Letters, checked_content
 from coterie.clients.memory import Value
-from coterie.clients.programs import Program, program_named
+from coterie.clients.programs import Program, moments, program_named
 from coterie.clients.sealing import Identity, SealingError, Seals, read_peers
 from coterie.core.errors import CoterieError, ProgramError
+from coterie.data.population import Scales
 from coterie.engines.chunk import Host, run_chunk
 from coterie.engines.flower.versions import Version, Versions
 from coterie.engines.torch_flags import applied
@@ -63,10 +65,12 @@ class Rules:
 class RemoteSite:
     """Answers a server's messages for the one client of a host."""
 
-    def __init__(self, rules: Rules, host: Host) -> None:
+    def __init__(self, rules: Rules, host: Host, scaled: Callable[[Scales], Host] | None = None) -> None:
+        """A site with the data of a host. If `scaled` is given, the host's are raw: that gives one with the scales."""
         methods.load()  # a server may ask for programs of any method
         self._rules, self._host, self._net = rules, host, host.net
         self._nets = {host.net.name: host.net}
+        self._scaled = None if scaled is None else lru_cache(maxsize=1)(scaled)
 
     @cached_property
     def _seals(self) -> Seals:
@@ -123,6 +127,7 @@ class RemoteSite:
         run, at = _text(asked["run"]), _context(asked["at"])
         if at.scoring != program.scoring:
             raise CoterieError(f"program {program.name}: test data is for scoring programs, and only for them")
+        host = self._host_for(program, asked.get("scales"))
         versions = Versions(self._rules.state / "memory", run)
         base, builds_on = _version(asked["base"]), _version(asked["builds_on"])
         memory = versions.read(builds_on, self._nets)
@@ -132,7 +137,7 @@ class RemoteSite:
         call = Call(program, np.array([0]), each, _values(shared), settings, at, letters)
         precision = self._rules.precision
         with nullcontext() if precision is None else applied(precision, self._net.device):
-            outputs, kept, written = run_chunk(call, memory, self._host)
+            outputs, kept, written = run_chunk(call, memory, host)
         sealed = self._sealed(written, asked["announcements"], run, at)
         if kept:
             memory.update(torch.tensor([0]), {name: value.to("cpu") for name, value in kept.items()})
@@ -140,6 +145,16 @@ class RemoteSite:
             versions.write(version, memory)
             versions.keep_only([base, builds_on, version])
         return {"outputs": dict(outputs), "kept": bool(kept), "letters": sealed, "samples": self._host.samples}
+
+    def _host_for(self, program: Program, scales: Any) -> Host:
+        """This site's data, scaled as the server says all sites do it, if it does not know that by itself."""
+        if self._scaled is None:
+            return self._host
+        if scales is None:
+            if program is not moments:
+                raise CoterieError("this site scales as all sites do together, and the server does not say how")
+            return self._host
+        return self._scaled(Scales(**{field.name: _numbers(scales[field.name]) for field in fields(Scales)}))
 
     def _allowed(self, name: str) -> Program:
         """The program of this name, if this site's settings allow it."""
@@ -197,6 +212,12 @@ def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise CoterieError(f"expected a text, not {type(value).__name__}")
     return value
+
+
+def _numbers(value: Any) -> tuple[float, ...]:
+    if not isinstance(value, list) or not all(isinstance(one, float) and isfinite(one) for one in value):
+        raise CoterieError("expected finite numbers")
+    return tuple(value)
 
 
 def _whole(value: Any) -> int:
