@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from coterie.core.errors import DataError
+from coterie.core.fields import known_keywords
 from coterie.core.randomness import generator
 from coterie.data.tasks import Task, inferred, task_named
 
 log = logging.getLogger("coterie")
 
 
+@known_keywords
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Samples with what is to be predicted of them, and a test part where one is published.

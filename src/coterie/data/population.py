@@ -87,6 +87,10 @@ class Population:
 
 def populate(data: Dataset, split: SplitRule | Split, division: Division | None = None, seed: int = 0) -> Population:
     """Divide a data set among clients and each client's part into training, validation and test data."""
+    if not isinstance(data, Dataset):
+        raise SettingsError(f"data={data!r}: expected the name of a data set or a coterie.Dataset")
+    if not isinstance(split, SplitRule | Split):
+        raise SettingsError(f"split={split!r}: expected the name of a split or a coterie.Split")
     division = division or Division()
     rng = generator(seed, "server samples")
     held = division.server_samples if division.server_from == "train" else 0

@@ -31,5 +31,9 @@ def make_net(
 ) -> Net:
     """A net for inputs of a shape and a number of outputs, by its name or made by a function of these two."""
     factory = factory_named(net) if isinstance(net, str) else net
+    if not callable(factory):
+        raise SettingsError(
+            f"net={net!r}: expected the name of a net, or a function of (shape, classes) that makes one"
+        )
     name = net if isinstance(net, str) else f"{factory.__module__}:{getattr(factory, '__qualname__', factory)}"
     return Net(factory, shape, classes, name, device, dtype, task)
