@@ -208,8 +208,8 @@ def test_what_changes_no_result_may_change_when_a_run_is_resumed(call):
         ("compare fedavg --resume", "resume: say which run with --out"),
         ("run --resume --out none", "out=none: there is no run to continue; to begin one, name a method"),
         (
-            "run --resume --out a --rounds 3",
-            r"other settings \(method.rounds is 2 there, 3 here\); continue it with its",
+            "run --resume --out a --batch 8",
+            r"other settings \(method.batch is 32 there, 8 here\); continue it with its",
         ),
         ("run local --resume --out a", r"other settings \(method is fedavg there, local here\)"),
         ("run --resume --out a --seed 1", "seed is 0 there, 1 here"),

@@ -37,7 +37,7 @@ class Settings(Checked):
         ({"share": 1.0}, r"share=1.0: in \[0, 1\)"),
         ({"share": nan}, "share=nan"),
         ({"limit": -0.5}, "limit=-0.5: 0 or more"),
-        ({"limit": inf}, "limit=inf: 0 or more"),
+        ({"limit": inf}, "limit=inf: expected a finite number"),
         ({"workers": -1}, "workers=-1: 0 or more"),
         ({"parts": (0.5, 0.0)}, r"parts=\(0.5, 0.0\): in \(0, 1\]"),
     ],

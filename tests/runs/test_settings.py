@@ -435,7 +435,7 @@ def test_simulate_takes_numpy_numbers():
         ({"split": "dirichle"}, "unknown split 'dirichle': did you mean dirichlet"),
         ({"net": "lenet"}, "unknown net 'lenet': did you mean lenet5"),
         ({"alhpa": 1.0}, "unknown option 'alhpa': did you mean alpha"),
-        ({"rounds": 3}, "option 'rounds': nothing that is used here has it, only method"),
+        ({"rounds": 3}, "option 'rounds': belongs to the method, e.g. coterie.FedAvg"),
         ({"evaluate_every": 3}, "unknown option 'evaluate_every'"),
         ({"dataset": small(), "limit": 3}, "option 'limit': nothing that is used here has it"),
         ({"split": Dirichlet(), "clients": 3}, "option 'clients': nothing that is used here has it"),

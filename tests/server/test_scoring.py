@@ -247,7 +247,7 @@ def test_a_method_that_reads_test_data_in_a_round_is_stopped():
     ("options", "message"),
     [
         ({"evaluate_every": 0}, "evaluate_every=0"),
-        ({"views": ("all",)}, "views='all'"),
+        ({"views": ("all",)}, "unknown views 'all': known are adapted, last, served"),
         ({"adapt_epochs": 0}, "above 0"),
     ],
 )

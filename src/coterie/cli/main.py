@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NoReturn
 
-from cyclopts import App, CycloptsError, Group, UnusedCliTokensError
+from cyclopts import App, CycloptsError, Group, UnknownOptionError, UnusedCliTokensError
 
 from coterie._version import __version__
 from coterie.cli.arguments import behind, listed, split_off
@@ -23,7 +23,7 @@ from coterie.cli.listings import show_data, show_methods, show_nets, show_splits
 from coterie.cli.look import add_split, report, schema, show
 from coterie.cli.run import add_run
 from coterie.cli.study import add_reproduce, add_study
-from coterie.core.errors import CoterieError, ProgramError
+from coterie.core.errors import CoterieError, ProgramError, called_here
 from coterie.core.modules import own_module
 
 _DO, _CHOOSE, _HELP = (
@@ -114,5 +114,10 @@ def _terminable() -> Iterator[None]:
 def _message(error: Exception) -> str:
     if isinstance(error, UnusedCliTokensError):
         return f"unexpected {' '.join(error.unused_tokens or ())!r}: options begin with --, see --help"
+    if isinstance(error, UnknownOptionError):
+        given = (error.token.keyword or error.token.value or "").partition("=")[0]
+        called = "--" + called_here(given.lstrip("-")).replace("_", "-")
+        if called != given and any(called in one.names for one in error.argument_collection):
+            return f"unknown option {given}: it is called {called} here"
     text = str(error)
     return text[:1].lower() + " ".join(text[1:].split()) if isinstance(error, CycloptsError) else text

@@ -8,13 +8,19 @@ code that asks whether two runs are the same reads the `Effect`.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
+from functools import cache, wraps
 from math import inf, isfinite
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from numbers import Integral, Real
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from coterie.core.errors import SettingsError
+from coterie.core.errors import SettingsError, unknown
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,13 @@ def effect_of(hint: Any) -> Effect:
 
 
 @cache
+def _types(cls: Any) -> dict[str, Any]:
+    """The types of all fields of a class."""
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+@cache
 def _ranges(cls: Any) -> dict[str, Range]:
     """The ranges of those fields of a class that have one."""
     hints = get_type_hints(cls, include_extras=True)
@@ -101,12 +114,30 @@ def _ranges(cls: Any) -> dict[str, Range]:
 
 
 class Checked:
-    """Base of dataclasses whose fields have ranges: a value out of range is refused when an instance is made."""
+    """Base of frozen dataclasses that refuse, when an instance is made, a value of another type or out of range."""
 
     def __post_init__(self) -> None:
         cls: Any = type(self)
+        for name, hint in _types(cls).items():
+            object.__setattr__(self, name, checked(name, getattr(self, name), hint))
         for name, allowed in _ranges(cls).items():
             check_range(name, getattr(self, name), allowed)
+
+
+def known_keywords(cls: type[T]) -> type[T]:
+    """Decorate a dataclass that refuses a keyword which is none of its fields with the name that was meant."""
+    init = cls.__init__
+
+    @wraps(init)
+    def made(self: Any, *values: Any, **given: Any) -> None:
+        known = [field.name for field in dataclasses.fields(self) if field.init]
+        for name in given:
+            if name not in known:
+                raise unknown(f"option of {type(self).__name__}", name, known)
+        init(self, *values, **given)
+
+    cls.__init__ = made  # type: ignore[method-assign]
+    return cls
 
 
 def check_range(name: str, value: Any, allowed: Range | None) -> None:
@@ -114,3 +145,46 @@ def check_range(name: str, value: Any, allowed: Range | None) -> None:
     numbers = value if isinstance(value, tuple) else () if value is None else (value,)
     if allowed is not None and not all(number in allowed for number in numbers):
         raise SettingsError(f"{name}={value}: {allowed.words}")
+
+
+def checked(name: str, value: Any, hint: Any) -> Any:
+    """The value of an option, if it has the type that its field declares, else an error.
+
+    Whole numbers are taken as floats, lists as tuples, NumPy's numbers as Python's. Infinity and not-a-number are
+    refused: they mean nothing for any option.
+    """
+    allowed = get_args(hint) if _is_union(hint) else (hint,)
+    for kind in allowed:
+        origin = get_origin(kind)
+        if kind is Any or (kind is type(None) and value is None):
+            return value
+        if kind is int and isinstance(value, Integral) and not isinstance(value, bool):
+            return int(value)
+        if kind is float and isinstance(value, Real) and not isinstance(value, bool):
+            if not isfinite(value):
+                raise SettingsError(f"{name}={value}: expected a finite number")
+            return float(value)
+        if origin is tuple and isinstance(value, list | tuple):
+            return tuple(checked(name, item, get_args(kind)[0]) for item in value)
+        if str(origin) == "typing.Literal":
+            if any(value == word and type(value) is type(word) for word in get_args(kind)):  # True is not 1
+                return value
+        elif not isinstance(origin or kind, type):
+            return value  # a kind of type that nothing can be asked about
+        elif kind is not int and isinstance(value, origin or kind):  # a bool is an int to Python, but not to us
+            return value
+    literal = [word for kind in allowed if str(get_origin(kind)) == "typing.Literal" for word in get_args(kind)]
+    if literal:
+        raise unknown(name, value, map(str, literal))
+    raise SettingsError(f"{name}={value!r}: expected {_describe(hint)}")
+
+
+def _is_union(hint: Any) -> bool:
+    return get_origin(hint) in (UnionType, Union)
+
+
+def _describe(hint: Any) -> str:
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "nothing"}
+    words |= {tuple: "a list", Mapping: "a table", Path: "a path"}
+    kinds = get_args(hint) if _is_union(hint) else (hint,)
+    return " or ".join(words.get(get_origin(kind) or kind, str(kind)) for kind in kinds)

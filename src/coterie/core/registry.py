@@ -5,13 +5,11 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from math import isfinite
-from numbers import Integral, Real
-from types import UnionType
-from typing import Any, Generic, TypeVar, Union, dataclass_transform, get_args, get_origin
+from typing import Any, Generic, TypeVar, dataclass_transform
 
 from coterie.core.declarations import Declared, Option, declared, options
 from coterie.core.errors import SettingsError, unknown
+from coterie.core.fields import checked, known_keywords
 
 T = TypeVar("T")
 
@@ -43,7 +41,7 @@ class Registry(Generic[T]):
             raise SettingsError(f'{self.kind} {name.__name__}: the decorator takes a name, e.g. `("mine")`')
 
         def decorate(cls: type[T]) -> type[T]:
-            cls = dataclasses.dataclass(frozen=True)(cls)
+            cls = known_keywords(dataclasses.dataclass(frozen=True)(cls))
             key = name or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
             cls.name = key  # type: ignore[attr-defined]
             self._keep(self._classes, key, cls)
@@ -59,7 +57,7 @@ class Registry(Generic[T]):
         """
 
         def decorate(cls: type[T]) -> type[T]:
-            cls = dataclasses.dataclass(frozen=True)(cls)
+            cls = known_keywords(dataclasses.dataclass(frozen=True)(cls))
             self._keep(self._variants, name, cls)
             return cls
 
@@ -158,43 +156,3 @@ def first_line(thing: Any) -> str:
 
 def _doc(thing: Any) -> str:
     return inspect.getdoc(thing) or ""
-
-
-def checked(name: str, value: Any, hint: Any) -> Any:
-    """The value of an option, if it has the type that its field declares, else an error.
-
-    Whole numbers are taken as floats, lists as tuples, NumPy's numbers as Python's. Infinity and not-a-number are
-    refused: they mean nothing for any option.
-    """
-    allowed = get_args(hint) if _is_union(hint) else (hint,)
-    for kind in allowed:
-        origin = get_origin(kind)
-        if kind is Any or (kind is type(None) and value is None):
-            return value
-        if kind is int and isinstance(value, Integral) and not isinstance(value, bool):
-            return int(value)
-        if kind is float and isinstance(value, Real) and not isinstance(value, bool):
-            if not isfinite(value):
-                raise SettingsError(f"{name}={value}: expected a finite number")
-            return float(value)
-        if origin is tuple and isinstance(value, list | tuple):
-            return tuple(checked(name, item, get_args(kind)[0]) for item in value)
-        if str(origin) == "typing.Literal":
-            if any(value == word and type(value) is type(word) for word in get_args(kind)):  # True is not 1
-                return value
-        elif kind is not int and isinstance(value, origin or kind):  # a bool is an int to Python, but not to us
-            return value
-    literal = [word for kind in allowed if str(get_origin(kind)) == "typing.Literal" for word in get_args(kind)]
-    if literal:
-        raise unknown(name, value, map(str, literal))
-    raise SettingsError(f"{name}={value!r}: expected {_describe(hint)}")
-
-
-def _is_union(hint: Any) -> bool:
-    return get_origin(hint) in (UnionType, Union)
-
-
-def _describe(hint: Any) -> str:
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "nothing"}
-    kinds = get_args(hint) if _is_union(hint) else (hint,)
-    return " or ".join("a list" if get_origin(kind) is tuple else words.get(kind, str(kind)) for kind in kinds)

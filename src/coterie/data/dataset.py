@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from coterie.core.errors import DataError, unknown
+from coterie.core.fields import known_keywords
 from coterie.core.randomness import generator
 from coterie.data.schema import Schema
 from coterie.data.tasks import Task, inferred, task_named
@@ -29,6 +30,7 @@ _AXES = {"image": (3, 4), "series": (3,), "tokens": (2,)}
 """How many axes inputs of a kind may have, where that is settled."""
 
 
+@known_keywords
 @dataclass(frozen=True, eq=False)
 class Dataset:
     """Samples with what is to be predicted of them, and a test part where one is published.

@@ -4,13 +4,14 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from coterie.core.errors import SettingsError
-from coterie.core.fields import Checked, at_least, within
+from coterie.core.fields import Checked, at_least, known_keywords, within
 
 TestKind = Literal["auto", "own", "labels", "proportions", "global"]
 Scaling = Literal["channel", "unit", "none"]
 Augmentation = Literal["none", "crop-flip"]
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Division(Checked):
     """How each client's data becomes training, validation and test data, and how inputs are prepared.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from coterie.core.errors import CoterieError, DataError, SettingsError, unknown
+from coterie.core.fields import checked
 from coterie.data.dataset import Dataset
 from coterie.data.own import from_folder, from_npz
 from coterie.data.sources import sources
@@ -33,6 +34,8 @@ def load(
     >>> coterie.load("digits").shape
     (1, 8, 8)
     """
+    limit, hold_out = checked("limit", limit, int | None), checked("hold_out", hold_out, float | None)
+    seed, data = checked("seed", seed, int), checked("data", data, str | Path)
     if isinstance(data, str) and data in sources:
         dataset = _published(data, data_folder(folder), download, seed, options)
     else:

@@ -138,6 +138,10 @@ def populate(
 
     Without `fit` a table stays as it is, until somebody says how to scale it.
     """
+    if not isinstance(data, Dataset):
+        raise SettingsError(f"data={data!r}: expected the name of a data set or a coterie.Dataset")
+    if not isinstance(split, SplitRule | Split):
+        raise SettingsError(f"split={split!r}: expected the name of a split or a coterie.Split")
     division = division or Division()
     rng = generator(seed, "server samples")
     held = division.server_samples if division.server_from == "train" else 0

@@ -1,14 +1,14 @@
 """Splits: which samples each client has, how its inputs are transformed, and which clients truly belong together."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from coterie.core.errors import DataError, unknown
-from coterie.core.fields import Checked, Count
+from coterie.core.fields import Checked, Count, known_keywords
 from coterie.core.randomness import generator
 from coterie.core.registry import Registry
 from coterie.data.dataset import Dataset
@@ -21,6 +21,7 @@ TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 """What can be done to all inputs of a client, by name: functions of images [sample, channel, height, width]."""
 
 
+@known_keywords
 @dataclass(frozen=True, eq=False)
 class Split:
     """The clients of a population, before their data is divided into training, validation and test data.
@@ -46,7 +47,7 @@ class Split:
     """Whether the split may give a sample to several clients."""
 
     def __post_init__(self) -> None:
-        indices = tuple(np.asarray(index, dtype=np.int64) for index in self.indices)
+        indices = tuple(map(_places, self.indices if isinstance(self.indices, Iterable) else [self.indices]))
         object.__setattr__(self, "indices", indices)
         object.__setattr__(self, "transforms", tuple(self.transforms) or (None,) * len(indices))
         object.__setattr__(self, "names", tuple(map(str, self.names)) or tuple(map(str, range(len(indices)))))
@@ -136,6 +137,16 @@ class SplitRule(Checked, ABC):
 
 split_rules: Registry[SplitRule] = Registry("split")
 """All split rules by name; `coterie.data.splits` fills it."""
+
+
+def _places(index: Any) -> np.ndarray:
+    """The samples of a client as an array of places in the data set."""
+    places = np.asarray(index)
+    if places.ndim != 1 or (places.size and places.dtype.kind not in "iu"):
+        raise DataError(
+            f"indices: {index!r} is no list of samples; expected for each client their places in the data set"
+        )
+    return places.astype(np.int64)
 
 
 def _some(noun: str, names: Sequence[str]) -> str:

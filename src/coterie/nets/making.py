@@ -35,5 +35,9 @@ def make_net(
     If inputs are token ids, `vocabulary` says how many different ones there are, with 0, which fills up.
     """
     factory = factory_named(net) if isinstance(net, str) else net
+    if not callable(factory):
+        raise SettingsError(
+            f"net={net!r}: expected the name of a net, or a function of (shape, classes) that makes one"
+        )
     name = net if isinstance(net, str) else f"{factory.__module__}:{getattr(factory, '__qualname__', factory)}"
     return Net(factory, shape, classes, name, device, dtype, task, vocabulary)

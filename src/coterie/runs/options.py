@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coterie.core.declarations import declaration
-from coterie.core.errors import SettingsError, unknown
+from coterie.core.errors import SettingsError, called_here, unknown
 from coterie.core.fields import WITHOUT_EFFECT, check_range
 from coterie.core.modules import own_module
 from coterie.core.registry import Option, Registry, checked, options
@@ -185,7 +185,10 @@ def routed(
 
 def _homeless(name: str, known: Mapping[str, Mapping[str, Option]], apart: Collection[str]) -> SettingsError:
     """The error for an option that nothing takes: another split, data set or method may have it, or none at all."""
-    prefix, _, option = name.rpartition(".")
+    called = called_here(name)
+    prefix, _, option = called.rpartition(".")
+    if any(option in found and prefix in ("", part) for part, found in known.items()) or called in apart:
+        return unknown("option", name, [*apart, called])
     registries: dict[str, Registry[Any]] = {"split": split_rules, "data": sources, "method": methods}
     homes = [
         f"{registry.kind} {key}"
@@ -195,7 +198,10 @@ def _homeless(name: str, known: Mapping[str, Mapping[str, Option]], apart: Colle
     ]
     if homes:
         some = ", ".join(homes[:5]) + (", ..." if len(homes) > 5 else "")
-        return SettingsError(f"option {name!r}: nothing that is used here has it, only {some}")
+        also = f" (here {called})" if called != name else ""
+        if option in {one.name for one in _COMMON["method"]}:
+            return SettingsError(f"option {name!r}{also}: belongs to the method, e.g. coterie.FedAvg({option}=...)")
+        return SettingsError(f"option {name!r}{also}: nothing that is used here has it, only {some}")
     if "." in name:
         return unknown("option", name, [f"{part}.{option}" for part, found in known.items() for option in found])
     return unknown("option", name, [*apart, *(option for found in known.values() for option in found)])

@@ -12,6 +12,7 @@ import numpy as np
 
 from coterie._version import __version__
 from coterie.core.errors import SettingsError, unknown
+from coterie.core.fields import known_keywords
 from coterie.core.modules import homes_of
 from coterie.core.registry import Option, checked, options
 from coterie.data.dataset import Dataset
@@ -45,6 +46,7 @@ FORMAT = 1
 _SECTIONS: dict[str, type] = {"division": Division, "computing": Computing, "scoring": Scoring}
 
 
+@known_keywords
 @dataclass(frozen=True)
 class World:
     """The clients of an experiment: data, split, net and how to compute; everything but the method."""
@@ -131,6 +133,7 @@ class World:
         )
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Settings:
     """A method in a world, and what is measured.
@@ -292,6 +295,7 @@ def simulate(
     >>> len(fed.names)
     5
     """
+    seed, split_seed = checked("seed", seed, int), checked("split_seed", split_seed, int | None)
     if split is None:
         told = isinstance(dataset, str) and tells_clients(dataset, given.get("client"))
         table = isinstance(dataset, Dataset) and dataset.schema is not None and dataset.users is not None
@@ -326,8 +330,9 @@ def _arrival(client: str, arrival: Any) -> tuple[int, int]:
 
 def _check_arrivals(arrivals: Mapping[int, int], clients: int | None = None) -> None:
     """Refuse rounds that do not exist and, if the number of clients is known, a first round with nobody there."""
+    checked("arrivals", arrivals, Mapping)
     for client, arrival in arrivals.items():
-        if arrival < 1:
+        if checked(f"arrivals[{client!r}]", arrival, int) < 1:
             raise SettingsError(f"arrivals: client {client} in round {arrival}; rounds are counted from 1")
     if clients is not None and sum(arrival > 1 for arrival in arrivals.values()) >= clients:
         raise SettingsError("arrivals: nobody is there in the first round; let a client arrive in round 1")

@@ -3,9 +3,10 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from inspect import signature
 from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 
-from coterie.core.errors import SettingsError
+from coterie.core.errors import SettingsError, unknown
 from coterie.core.fields import Count, within
 from coterie.core.registry import Registry
 from coterie.server import serving
@@ -117,6 +118,12 @@ class Method(LocalTraining, ABC):
 
     def fit(self, fed: Federation, **options: Any) -> Result:
         """Run all rounds on a federation; see `coterie.fit` for the options."""
+        if not isinstance(fed, Federation):
+            raise SettingsError(f"fed={fed!r}: expected a federation, such as coterie.simulate(...) gives")
+        known = [name for name in signature(fit).parameters if name not in ("method", "fed")]
+        for name in options:
+            if name not in known:
+                raise unknown("option of fit", name, known)
         return fit(self, fed, **options)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
 from coterie.core.errors import SettingsError
-from coterie.core.fields import Checked, Count, Effect, Positive
+from coterie.core.fields import Checked, Count, Effect, Positive, known_keywords
 from coterie.data.tasks import Task
 from coterie.moves import mixing
 from coterie.nets.stacks import Models
@@ -31,6 +31,7 @@ _EM_STEPS = 20
 View = Literal["served", "adapted", "last"]
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Scoring(Checked):
     """What is measured, and how often.

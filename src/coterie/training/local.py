@@ -5,11 +5,12 @@ from math import ceil, cos, pi
 from typing import Annotated, Literal
 
 from coterie.core.errors import SettingsError
-from coterie.core.fields import Checked, Count, Fraction, NonNegative, Positive, at_least, within
+from coterie.core.fields import Checked, Count, Fraction, NonNegative, Positive, at_least, known_keywords, within
 from coterie.core.records import record
 
 
 @record
+@known_keywords
 @dataclass(frozen=True)
 class LocalTraining(Checked):
     """How a client trains.

@@ -22,7 +22,7 @@ from coterie.clients.clients import CallContext, Clients
 from coterie.clients.letters import Letters
 from coterie.clients.memory import Memory, Value, size_of
 from coterie.core.errors import CoterieError, SettingsError
-from coterie.core.fields import WITHOUT_EFFECT, Checked, Effect, above, at_least
+from coterie.core.fields import WITHOUT_EFFECT, Checked, Effect, above, at_least, known_keywords
 from coterie.data.population import Pool, Population, Shard
 from coterie.data.preparation import Preparation
 from coterie.engines.chunk import ClientHost, Result, joined, part_of, run_chunk
@@ -51,6 +51,7 @@ _KEPT = 0.25
 """Memory on a GPU for what clients keep, as a share of the memory for computing, which it comes on top of."""
 
 
+@known_keywords
 @dataclass(frozen=True)
 class Computing(Checked):
     """Where and how a simulation computes. Nothing here changes a result beyond float rounding, but for precision.
