@@ -18,7 +18,7 @@ from coterie.core.errors import ProgramError, SettingsError
 from coterie.data import Schema, Split, from_table
 from coterie.deploy.server import Deployment, run_over
 from coterie.deploy.site import SiteSettings
-from coterie.engines.flower.engine import RoundLostError, Task, TooFewSitesError, Waiting
+from coterie.engines.flower.engine import FederatedTask, RoundLostError, TooFewSitesError, Waiting
 from coterie.engines.simulation import Computing
 from coterie.nets import codec
 from coterie.nets.stacks import Models
@@ -125,7 +125,7 @@ def wires(sites):
 
 
 def deployment(method, server=None, **waiting):
-    task = Task(LABELS, (5,), "mlp", (0.0,) * 5, (1.0,) * 5)
+    task = FederatedTask(LABELS, (5,), "mlp", (0.0,) * 5, (1.0,) * 5)
     computing = Computing(precision="float64", device="cpu")
     return Deployment(method, task, server=server, waiting=Waiting(**FAST | waiting), computing=computing)
 
@@ -409,7 +409,7 @@ def test_the_first_round_waits_for_all_sites_that_are_expected(wires, tmp_path):
 
 def test_a_site_with_another_task_is_not_admitted(wires, tmp_path, caplog):
     made = deployment(coterie.FedAvg(rounds=1))
-    other = Deployment(made.method, Task(("cat", "dog", "fox"), (5,), "mlp"), waiting=made.waiting)
+    other = Deployment(made.method, FederatedTask(("cat", "dog", "fox"), (5,), "mlp"), waiting=made.waiting)
     with caplog.at_level(logging.WARNING, logger="coterie"), pytest.raises(TooFewSitesError):
         run_over(other, wires, tmp_path / "run")
     assert "site aachen is not admitted: its labels is ['cat', 'dog', 'eel'], the task's is" in caplog.text
@@ -656,7 +656,7 @@ def hospitals(request, tmp_path):
 
 
 def deployment_for(data, method):
-    task = Task(data.labels, data.shape, "mlp")
+    task = FederatedTask(data.labels, data.shape, "mlp")
     computing = Computing(precision="float64", device="cpu")
     return Deployment(method, task, schema=data.schema, waiting=Waiting(**FAST), computing=computing)
 

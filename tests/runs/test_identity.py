@@ -9,7 +9,7 @@ import tomli_w
 from coterie.core.fields import WITHOUT_EFFECT, Effect
 from coterie.core.registry import options
 from coterie.deploy.server import Deployment
-from coterie.engines.flower.engine import Task, Waiting
+from coterie.engines.flower.engine import FederatedTask, Waiting
 from coterie.engines.simulation import Computing
 from coterie.methods import methods
 from coterie.methods.fedavg import FedAvg
@@ -175,7 +175,7 @@ def test_worlds_are_the_same_if_clients_can_be_compared():
 
 
 def test_a_run_over_real_sites_goes_on_however_long_sites_are_waited_for():
-    task = Task(("a", "b"), (3,), "logistic")
+    task = FederatedTask(("a", "b"), (3,), "logistic")
     one = Deployment(methods.make("fedavg"), task)
     waiting = Waiting(sites=9, min_sites=1, timeout=1.0, patience=1.0, poll=1.0)
     other = replace(one, waiting=waiting, server="elsewhere.npz", computing=Computing(device="cpu"))

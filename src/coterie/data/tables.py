@@ -124,6 +124,22 @@ def from_frame(
 
     A column of pandas' type `category` is one, also where its values are numbers.
     """
+    schema = Schema.read(schema) if isinstance(schema, str | Path) else schema
+    return _dataset(_table_of(frame, name), target, client, drop, task, schema)
+
+
+def encoded_rows(rows: Any, schema: Schema) -> np.ndarray:
+    """The inputs [row, input] of a data frame, or of the table at a path, that a schema describes; it needs no targets.
+
+    Where a value is missing it is not-a-number.
+    """
+    table = _table_of(rows, "table") if hasattr(rows, "columns") else _read(Path(rows))
+    _require_columns(table, [column.name for column in schema.columns])
+    return _encoded(table, schema)
+
+
+def _table_of(frame: Any, name: str) -> _Table:
+    """The table that a data frame holds."""
     columns: dict[str, list[Any]] = {}
     for column in frame.columns:
         values = frame[column]
@@ -133,9 +149,14 @@ def from_frame(
         if str(column) in columns:
             raise DataError(f"{name}: two columns are called {column}")
         columns[str(column)] = known
-    schema = Schema.read(schema) if isinstance(schema, str | Path) else schema
     size = len(next(iter(columns.values()), []))
-    return _dataset(_Table(name, columns, (name,), (size,), 0), target, client, drop, task, schema)
+    return _Table(name, columns, (name,), (size,), 0)
+
+
+def _require_columns(table: _Table, names: Iterable[str]) -> None:
+    for name in names:
+        if name not in table.columns:
+            raise DataError(f"{table.files[0]}: no column {name}, which the schema has")
 
 
 def _missing(value: Any) -> bool:
@@ -214,9 +235,7 @@ def _dataset(
         for name, given in (("target", target), ("client", client), ("drop", drop), ("task", task)):
             if given:
                 raise SettingsError(f"{name}: the schema says it; leave it out")
-        for column in (schema.target, *(column.name for column in schema.columns)):
-            if column not in table.columns:
-                raise DataError(f"{table.files[0]}: no column {column}, which the schema has")
+        _require_columns(table, [schema.target, *(column.name for column in schema.columns)])
         x = _encoded(table, schema)
         y = _known_targets(table, schema)
     if schema.client and schema.client in table.columns:

@@ -20,7 +20,7 @@ from coterie.deploy.processes import Process, Processes, flower_environment, fre
 from coterie.deploy.server import Deployment
 from coterie.deploy.site import PARTS
 from coterie.engines.flower.certs import ServerFiles, make_certificates
-from coterie.engines.flower.engine import Task, Waiting
+from coterie.engines.flower.engine import FederatedTask, Waiting
 from coterie.runs.folder import StoredRun, read_lines
 from coterie.runs.settings import Settings
 from coterie.server.fitting import Record
@@ -31,7 +31,14 @@ _LOOK = 0.5
 
 def deployment_of_schema(settings: Settings, schema: Schema, name: str) -> Deployment:
     """The deployment of a simulation's method over sites that have tables with a schema; nobody needs all of them."""
-    task = Task(labels=schema.labels, shape=(len(schema.inputs),), net=settings.world.net or "mlp", name=name)
+    task = FederatedTask(
+        labels=schema.labels,
+        shape=(len(schema.inputs),),
+        net=settings.world.net or "mlp",
+        name=name,
+        task=schema.task,
+        kind="features",
+    )
     return Deployment(
         settings.method,
         task,
@@ -52,7 +59,12 @@ def deployment_of(settings: Settings, waiting: Waiting | None = None) -> Deploym
         shift, scale = scaling_of(data, world.division.scaling)
     else:
         shift, scale = world.population.shift, world.population.scale
-    task = Task(
+    targets = {}
+    if not data.kind_of_task.one_class:
+        population = world.population
+        targets["target_shift"] = tuple(population.target_shift.tolist())
+        targets["target_scale"] = tuple(population.target_scale.tolist())
+    task = FederatedTask(
         labels=data.labels,
         shape=data.shape,
         net=world.net_name,
@@ -60,6 +72,9 @@ def deployment_of(settings: Settings, waiting: Waiting | None = None) -> Deploym
         scale=tuple(scale.tolist()),
         name=Path(world.data).stem,
         vocabulary=data.vocabulary,
+        task=data.task,
+        kind=data.kind,
+        **targets,
     )
     return Deployment(
         settings.method,

@@ -24,7 +24,7 @@ from coterie.data.split import Split
 from coterie.data.tasks import task_named
 from coterie.deploy.site import load_own, scaled
 from coterie.engines.chunk import ClientHost
-from coterie.engines.flower.engine import FlowerEngine, RoundLostError, Task, Transport, Waiting
+from coterie.engines.flower.engine import FederatedTask, FlowerEngine, RoundLostError, Transport, Waiting
 from coterie.engines.simulation.engine import Computing, server_parts
 from coterie.methods import methods
 from coterie.nets import make_net, nets
@@ -41,7 +41,7 @@ from coterie.training.forms import form_named
 log = logging.getLogger("coterie")
 
 _SECTIONS: dict[str, tuple[str, type]] = {
-    "task": ("task", Task),
+    "task": ("task", FederatedTask),
     "sites": ("waiting", Waiting),
     "scoring": ("scoring", Scoring),
     "computing": ("computing", Computing),
@@ -57,7 +57,7 @@ class Deployment:
     """Everything that decides a run over real sites, on the server's side; sites have settings of their own."""
 
     method: Method
-    task: Task
+    task: FederatedTask
     """What the server and all sites must agree on."""
     seed: int = 0
     """Seed of the server's draws."""
@@ -94,7 +94,7 @@ class Deployment:
         for name in ("labels", "shape", "net"):
             if name not in section_of(table, "task"):
                 raise SettingsError(f"the settings do not say the task's {name}: write {name} = ... into [task]")
-        parts = {field: made_of(kind, section_of(table, name)) for name, (field, kind) in _SECTIONS.items()}
+        parts = {field: made_of(kind, section_of(table, name), name) for name, (field, kind) in _SECTIONS.items()}
         return cls(
             methods.make(method.pop("name"), **method),
             seed=checked("seed", table.get("seed", 0), int),
@@ -126,7 +126,7 @@ class Deployment:
         device, dtype = self.computing.find_device(), self.computing.dtype
         net = make_net(
             *(self.task.net, self.task.shape, len(self.task.labels), device, dtype),
-            task=task_named("classification" if self.schema is None else self.schema.task),
+            task=task_named(self.task.task if self.schema is None else self.schema.task),
             vocabulary=self.task.vocabulary,
         )
         held = self._server_population()
@@ -141,7 +141,8 @@ class Deployment:
         """The server as a population without clients: its own samples, and the global test set."""
         if self.server is None:
             return None
-        data, given = load_own(self.server, self.task.labels, vocabulary=self.task.vocabulary)
+        told = {"vocabulary": self.task.vocabulary, "task": self.task.task}
+        data, given = load_own(self.server, self.task.labels, **told)  # type: ignore[arg-type]
         if data.shape != self.task.shape:
             expected = f"the task's are {self.task.shape}"
             raise SettingsError(f"server data {self.server}: inputs of shape {data.shape}, {expected}")
@@ -149,7 +150,9 @@ class Deployment:
         population = populate(data, Split((everything,), names=("server",)), Division(test_share=0, validation=0))
         samples, test = (everything, population.server.test) if given is None else (given[0], given[2])
         server = Shard("server", samples, np.empty(0, np.int64), test)
-        return replace(scaled(population, self.task.shift, self.task.scale), server=server)
+        task = self.task
+        scales = (task.shift, task.scale, task.target_shift, task.target_scale)
+        return replace(scaled(population, *scales), server=server)
 
 
 def run_over(deployment: Deployment, transport: Transport, out: Path, observers: Sequence[Observer] = ()) -> Result:

@@ -15,10 +15,12 @@ from coterie.data.division import Division
 from coterie.data.loading import load
 from coterie.data.own import NPZ, kind_in
 from coterie.data.population import Pool, Population, Scales, Shard, populate
+from coterie.data.preparation import Preparation
 from coterie.data.readers import read_npz
 from coterie.data.schema import Schema
 from coterie.data.split import Split
 from coterie.data.tables import from_table
+from coterie.data.tasks import task_named
 from coterie.engines.chunk import ClientHost
 from coterie.engines.flower.site import RemoteSite, Rules
 from coterie.engines.simulation import Computing
@@ -29,6 +31,9 @@ from coterie.training.forms import form_named
 
 ALLOWED = ("coterie.*",)
 """Programs that run unless the site says otherwise: those that come with Coterie."""
+
+MODEL = "model.safetensors"
+"""The file of a site's own model, if the site does not say another."""
 
 PARTS = ("train", "validation", "test")
 """The parts of a site's data. An array `part` in its .npz file has 0, 1 or 2 for them."""
@@ -76,6 +81,19 @@ class SiteSettings:
     vocabulary: int = 0
     """How many ids there are, if inputs are tokens."""
 
+    task: str = "classification"
+    """What is predicted, the same at every site; a schema says it itself."""
+
+    target_shift: tuple[float, ...] = ()
+    """What is subtracted from numbers that are predicted, the same at every site. By default this site's own mean."""
+
+    target_scale: tuple[float, ...] = ()
+    """What they are divided by then. By default this site's own deviation."""
+
+    model: Path | None = None
+    """The file into which this site's own model goes at the end of a run; by default `model.safetensors` beside the
+    folder `state`. `coterie predict` reads it."""
+
     allow: tuple[str, ...] = ALLOWED
     """Programs that the server may ask for, with `*` as a wildcard."""
 
@@ -117,7 +135,7 @@ class SiteSettings:
                 raise SettingsError(f"{path}: unknown entry {name!r}; known are {', '.join(known)}")
             if name in ("division", "computing"):
                 values[name] = made_of(known[name], section_of(table, name))
-            elif name in ("schema", "state", "ca", "key", "identity", "peers"):
+            elif name in ("schema", "state", "model", "ca", "key", "identity", "peers"):
                 values[name] = path.parent / checked(name, value, str)
             else:
                 values[name] = checked(name, value, known[name])
@@ -144,7 +162,8 @@ class SiteSettings:
         form = form_named("loop", half=self.computing.precision == "bf16")
 
         def host(shown: Population) -> ClientHost:
-            return ClientHost(net, Pool.of(shown, device, dtype), shown.shards, shown.server.test, form)
+            pool, preparation = Pool.of(shown, device, dtype), Preparation.of(shown)
+            return ClientHost(net, pool, shown.shards, shown.server.test, form, preparation)
 
         def host_with(scales: Scales) -> ClientHost:
             if not len(scales.shift) == len(scales.scale) == len(scales.filling) == population.shape[0]:
@@ -158,27 +177,35 @@ class SiteSettings:
             self.labels,
             self.state,
             self.allow,
-            self.shift,
-            self.scale,
-            self.computing.precision,
-            self.identity,
-            self.peers,
+            shift=self.shift,
+            scale=self.scale,
+            target_shift=self.target_shift,
+            target_scale=self.target_scale,
+            precision=self.computing.precision,
+            identity=self.identity,
+            peers=self.peers,
+            model=self.model or self.state.parent / MODEL,
         )
         return RemoteSite(rules, host(population), None if self.schema is None else host_with)
 
     def population(self) -> Population:
         """This site's data as a population of one client, with the task's label set; a table is not scaled yet."""
-        return scaled(self._divided(), self.shift, self.scale)
+        return scaled(self._divided(), self.shift, self.scale, self.target_shift, self.target_scale)
 
     def _divided(self) -> Population:
-        data, given = load_own(self.data, self.labels, self.size, self.vocabulary, self.schema)
+        data, given = load_own(self.data, self.labels, self.size, self.vocabulary, self.schema, self.task)
         everything = Split((np.arange(len(data)),), names=(self.name,))
         population = populate(data, everything, self.division, self.seed, fit=self.schema is None)
         return population if given is None else replace(population, shards=(Shard(self.name, *given),))
 
 
 def load_own(
-    data: str, labels: tuple[str, ...], size: int | None = None, vocabulary: int = 0, schema: Path | None = None
+    data: str,
+    labels: tuple[str, ...],
+    size: int | None = None,
+    vocabulary: int = 0,
+    schema: Path | None = None,
+    task: str = "classification",
 ) -> tuple[Dataset, Places | None]:
     """The data of a site or a server with the task's labels, from an .npz file, a folder of images or a function.
 
@@ -192,7 +219,7 @@ def load_own(
             raise SettingsError(f"data={data}: gives no table with the schema in {schema}; read it with schema=...")
         if schema is not None:
             return loaded, None
-        return relabelled(loaded, labels, vocabulary), None
+        return relabelled(loaded, labels, vocabulary, task), None
     if schema is not None:
         table = from_table(data, schema=schema)
         if table.labels != labels:
@@ -202,17 +229,21 @@ def load_own(
     if path.suffix.lower() == ".npz" and path.is_file():
         arrays = read_npz(path, ("x", "y"), ("part", *NPZ))
         if "part" in arrays:
-            return _parted(path, arrays, labels, vocabulary)
-    return relabelled(load(data) if size is None else load(data, size=size), labels, vocabulary), None
+            return _parted(path, arrays, labels, vocabulary, task)
+    told: dict[str, Any] = {} if size is None else {"size": size}
+    if not task_named(task).one_class:  # numbers that look like classes, as the few of one site may, are none
+        told["task"] = task
+    return relabelled(load(data, **told), labels, vocabulary, task), None
 
 
 def _parted(
-    path: Path, arrays: Mapping[str, np.ndarray], labels: tuple[str, ...], vocabulary: int
+    path: Path, arrays: Mapping[str, np.ndarray], labels: tuple[str, ...], vocabulary: int, task: str
 ) -> tuple[Dataset, Places]:
     """The data of a file that has an array `part`."""
     names = tuple(map(str, arrays.get("labels", ())))
-    data = Dataset(arrays["x"], arrays["y"], labels=names, name=path.stem, kind=kind_in(arrays))
-    data = relabelled(data, labels, vocabulary)
+    first = "classification" if task_named(task).one_class else task  # a site may lack one of two classes
+    data = Dataset(arrays["x"], arrays["y"], labels=names, name=path.stem, kind=kind_in(arrays), task=first)
+    data = relabelled(data, labels, vocabulary, task)
     part = arrays["part"].reshape(-1)
     if len(part) != len(data) or not np.isin(part, range(len(PARTS))).all():
         raise DataError(f"{path}: part must say 0, 1 or 2 for each of {len(data)} samples")
@@ -220,24 +251,33 @@ def _parted(
     return data, (train, validation, test)
 
 
-def relabelled(data: Dataset, labels: tuple[str, ...], vocabulary: int = 0) -> Dataset:
+def relabelled(data: Dataset, labels: tuple[str, ...], vocabulary: int = 0, task: str = "classification") -> Dataset:
     """The data with the task's labels and ids; a label or an id that the task does not have is an error."""
-    test = None if data.test is None else relabelled(data.test, labels, vocabulary)
+    test = None if data.test is None else relabelled(data.test, labels, vocabulary, task)
+    if not task_named(task).one_class:
+        return replace(data, labels=labels, test=test, vocabulary=vocabulary, task=task)
     # Labels without names are places in the task's label set; names are looked up in it.
     numbered = data.labels == tuple(map(str, range(data.classes)))
     y = data.y if numbered else np.asarray(data.labels)[data.y]
-    return replace(data, y=y, labels=labels, test=test, vocabulary=vocabulary)
+    return replace(data, y=y, labels=labels, test=test, vocabulary=vocabulary, task=task)
 
 
-def scaled(population: Population, shift: Sequence[float], scale: Sequence[float]) -> Population:
-    """The population with this shift and this scale of inputs, where one is given, in place of its own."""
-    for name, given in (("shift", shift), ("scale", scale)):
-        if given and len(given) != len(population.shift):
-            raise SettingsError(f"{name}: {len(given)} numbers for {len(population.shift)} channels")
-    if any(factor <= 0 for factor in scale):
-        raise SettingsError(f"scale={list(scale)}: above 0")
-    return replace(
-        population,
-        shift=np.array(shift, dtype=float) if shift else population.shift,
-        scale=np.array(scale, dtype=float) if scale else population.scale,
-    )
+def scaled(
+    population: Population,
+    shift: Sequence[float],
+    scale: Sequence[float],
+    target_shift: Sequence[float] = (),
+    target_scale: Sequence[float] = (),
+) -> Population:
+    """The population with this shift and scale of inputs and of targets, where one is given, in place of its own."""
+    given = {"shift": shift, "scale": scale, "target_shift": target_shift, "target_scale": target_scale}
+    made: dict[str, Any] = {}
+    for name, numbers in given.items():
+        own = getattr(population, name)
+        if len(numbers) not in (0, len(own)):
+            parts = "targets" if name.startswith("target") else "channels"
+            raise SettingsError(f"{name}: {len(numbers)} numbers for {len(own)} {parts}")
+        if name.endswith("scale") and any(factor <= 0 for factor in numbers):
+            raise SettingsError(f"{name}={list(numbers)}: above 0")
+        made[name] = np.array(numbers, dtype=float) if len(numbers) else own
+    return replace(population, **made)

@@ -13,6 +13,7 @@ from coterie.clients.letters import Letter, Letters
 from coterie.clients.memory import Memory, Value
 from coterie.core.errors import CoterieError, ProgramError
 from coterie.data.population import Pool, Shard
+from coterie.data.preparation import Preparation
 from coterie.nets.net import Net
 from coterie.nets.stacks import Models, Stack
 from coterie.server.federation import KEPT_FINITE, Call
@@ -48,6 +49,8 @@ class ClientHost:
     """The global test set, as places in the pool."""
     form: Form
     """How gradients and outputs are computed."""
+    preparation: Preparation | None = None
+    """How the inputs of its clients are prepared, for models to take home."""
     known: RememberedFits = field(default_factory=dict)
     """How models last did on the data of single clients, so that the same question is computed only once."""
 

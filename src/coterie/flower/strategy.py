@@ -22,7 +22,7 @@ from coterie.core.errors import CoterieError, ProgramError, SettingsError
 from coterie.deploy.server import Store, carry_through, logged
 from coterie.deploy.site import PARTS
 from coterie.engines.flower.arrays import STATISTICS, ArrayNet
-from coterie.engines.flower.engine import FlowerEngine, RoundLostError, Task, Waiting
+from coterie.engines.flower.engine import FederatedTask, FlowerEngine, RoundLostError, Waiting
 from coterie.engines.flower.messages import GridTransport
 from coterie.flower.apps import APP_MESSAGE, AppFacts, digest_of
 from coterie.nets import codec
@@ -143,7 +143,7 @@ class CoterieStrategy(Strategy):
         )
         transport = AppTransport(grid, 2 * timeout, codec.dump(about))
         advice = "start the app again when they are back" + (", and it goes on" if self.out else "")
-        engine = FlowerEngine(net, Task((), (), net.name), transport, self._waiting(timeout), advice=advice)
+        engine = FlowerEngine(net, FederatedTask((), (), net.name), transport, self._waiting(timeout), advice=advice)
         fed = Federation(engine, self.seed)
         method.check(fed)
         outcome = Result()

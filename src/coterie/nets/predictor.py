@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from coterie.core.errors import DataError
 from coterie.data.preparation import Preparation
+from coterie.data.tables import encoded_rows
 
 _AT_ONCE = 256
 """How many samples are predicted at once."""
@@ -23,6 +24,7 @@ class Predictor(nn.Module):
 
     offset: Tensor
     factor: Tensor
+    filling: Tensor
     weights: Tensor
     target_shift: Tensor
     target_scale: Tensor
@@ -37,11 +39,12 @@ class Predictor(nn.Module):
         dtype = next(nets[0].parameters()).dtype
         # The same numbers as in `Pool`, so that a sample is prepared here as it was when the model was scored.
         shift, scale = np.array(preparation.shift), np.array(preparation.scale)
-        channel = (-1,) + (1,) * (len(preparation.shape) - 1)
+        channel = (-1,) if preparation.kind == "series" else (-1,) + (1,) * (len(preparation.shape) - 1)
         self._constant("factor", torch.from_numpy(1 / scale).to(dtype).reshape(channel))
         self._constant("offset", torch.from_numpy(-shift / scale).to(dtype).reshape(channel))
         self._constant("target_shift", torch.tensor(preparation.target_shift, dtype=dtype))
         self._constant("target_scale", torch.tensor(preparation.target_scale, dtype=dtype))
+        self._constant("filling", torch.tensor(preparation.filling, dtype=torch.float32))
         self._constant("weights", torch.ones(1, dtype=torch.float64) if weights is None else weights)
         self.eval()
 
@@ -55,14 +58,27 @@ class Predictor(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The outputs for raw inputs [sample, ...]."""
-        x = torch.addcmul(self.offset, x.to(self.factor.dtype), self.factor)
+        x = self._prepared(x)
         outputs = [net(x) for net in self.nets]
         mixed = outputs[0] if len(outputs) == 1 else self.task.mixed(torch.stack(outputs), self.weights[:, None])
         return mixed * self.target_scale + self.target_shift if self.task.name == "regression" else mixed
 
+    def _prepared(self, x: Tensor) -> Tensor:
+        """Inputs as the nets take them; ids of tokens as they are."""
+        if self.preparation.kind == "tokens":
+            return x.long()
+        if len(self.filling):
+            x = torch.where(x.isnan(), self.filling, x)
+        return torch.addcmul(self.offset, x.to(self.factor.dtype), self.factor)
+
     def scores(self, x: Any) -> np.ndarray:
-        """What is predicted for raw inputs, in numbers: probabilities [sample, output], or the numbers themselves."""
+        """What is predicted for raw inputs, in numbers: probabilities [sample, output], or the numbers themselves.
+
+        Where inputs are rows of a table, `x` may be a data frame or the path of a table, with or without targets.
+        """
         shape = self.preparation.shape
+        if self.preparation.schema is not None and not isinstance(x, Tensor | np.ndarray):
+            x = encoded_rows(x, self.preparation.schema)
         inputs = x if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))
         if tuple(inputs.shape[1:]) != shape:
             raise DataError(f"inputs of shape {tuple(inputs.shape)}: expected [sample, {', '.join(map(str, shape))}]")

@@ -136,9 +136,9 @@ def _declared(part: str, name: str) -> tuple[Option, ...]:
     if part in _GENERAL:
         return (_NAME, *(option for one in _GENERAL[part] for option in GENERAL if option.name == one))
     if part in ("task", "sites"):  # of a deployment
-        from coterie.engines.flower.engine import Task, Waiting
+        from coterie.engines.flower.engine import FederatedTask, Waiting
 
-        return options(Task if part == "task" else Waiting)
+        return options(FederatedTask if part == "task" else Waiting)
     known = REGISTRIES.get(part)
     return (_NAME, *known.options(name)) if known is not None and name in known else ()
 

@@ -342,10 +342,10 @@ def _fields(thing: Any) -> dict[str, Any]:
     return {item.name: getattr(thing, item.name) for item in dataclasses.fields(thing)}
 
 
-def made_of(kind: type, values: Mapping[str, Any]) -> Any:
-    """An instance of a class from the content of its section."""
+def made_of(kind: type, values: Mapping[str, Any], section: str = "") -> Any:
+    """An instance of a class from the content of its section, which is called like the class unless it is named."""
     known = {option.name: option for option in options(kind)}
-    return kind(**_checked_all(values, known, f"[{kind.__name__.lower()}]"))
+    return kind(**_checked_all(values, known, f"[{section or kind.__name__.lower()}]"))
 
 
 def _checked_all(values: Mapping[str, Any], known: Mapping[str, Option], where: str) -> dict[str, Any]:

@@ -155,7 +155,8 @@ class ServedModels:
         preparation = Preparation.from_table(about["preparation"])
         dtype = torch.float64 if about["double"] else torch.float32
         task = preparation.kind_of_task
-        made = make_net(net or about["net"], preparation.shape, len(preparation.labels), "cpu", dtype, task)
+        said = (preparation.shape, len(preparation.labels), "cpu", dtype, task, preparation.vocabulary)
+        made = make_net(net or about["net"], *said)
         count = about["models"]
         models = Models.stack([_model(made, tensors, "" if count == 1 else f"{place}/") for place in range(count)])
         index, weights = about["index"], about["weights"]

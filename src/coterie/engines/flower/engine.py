@@ -32,7 +32,7 @@ from coterie.data.population import Scales
 from coterie.data.preparation import Preparation
 from coterie.data.schema import Schema
 from coterie.engines.chunk import ClientHost, joined, part_of, run_chunk
-from coterie.engines.flower.site import PROTOCOL
+from coterie.engines.flower.site import PROTOCOL, SCALING
 from coterie.engines.flower.versions import Version
 from coterie.nets import codec
 from coterie.nets.net import Net
@@ -64,7 +64,7 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True)
-class Task:
+class FederatedTask:
     """What the server and all sites must agree on; each takes it from its own settings."""
 
     labels: tuple[str, ...]
@@ -87,6 +87,18 @@ class Task:
 
     vocabulary: int = 0
     """How many ids there are, if inputs are tokens."""
+
+    task: str = "classification"
+    """What is predicted: see `Dataset.task`."""
+
+    kind: str = ""
+    """What an input is: see `Dataset.kind`."""
+
+    target_shift: tuple[float, ...] = ()
+    """What is subtracted from numbers that are predicted, for each of them."""
+
+    target_scale: tuple[float, ...] = ()
+    """What the differences are divided by then."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +155,7 @@ class FlowerEngine:
     real = True
 
     net: Net
-    task: Task
+    task: FederatedTask
     transport: Transport
     waiting: Waiting = field(default_factory=Waiting)
     schema: Schema | None = None
@@ -166,11 +178,19 @@ class FlowerEngine:
 
     @property
     def preparation(self) -> Preparation | None:
-        """How inputs are prepared, if the task says it; otherwise each site scales by its own data."""
-        task = self.task
+        """How inputs are prepared, if the server knows it; otherwise each site scales by its own data."""
+        task, scales = self.task, self._scales
+        kind = task.kind or {1: "features", 3: "image"}.get(len(task.shape), "")
+        about = (task.name, self.net.task.name, task.labels, kind, task.shape)
+        if scales is not None:
+            targets = {"target_shift": scales.target_shift, "target_scale": scales.target_scale}
+            more: dict[str, Any] = {name: value for name, value in targets.items() if value}
+            return Preparation(*about, scales.shift, scales.scale, **more, filling=scales.filling, schema=self.schema)
         if not (task.shift and task.scale):
             return None
-        return Preparation(task.name, self.net.task.name, task.labels, task.shape, task.shift, task.scale)
+        targets = {"target_shift": task.target_shift, "target_scale": task.target_scale}
+        more = {name: value for name, value in targets.items() if value}
+        return Preparation(*about, task.shift, task.scale, **more, vocabulary=task.vocabulary)
 
     @property
     def scales_together(self) -> bool:
@@ -282,12 +302,13 @@ class FlowerEngine:
         """What in a site's answer to the greeting does not fit this task; None if all does."""
         expected = {
             "labels": list(self.task.labels),
+            "task": self.net.task.name,
             "net": self.net.name,
             "shape": list(self.net.shape),
             "parameters": self.net.parameters.total,
             "dtype": str(self.net.dtype),
         }
-        scaling = {"shift": list(self.task.shift), "scale": list(self.task.scale)}
+        scaling = {name: list(getattr(self.task, name)) for name in SCALING}
         expected |= {name: given for name, given in scaling.items() if given}
         for name, value in expected.items():
             if hello.get(name) != value:

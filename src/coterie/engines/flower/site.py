@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from coterie.clients.clients import CallContext
+from coterie.clients.clients import HOME, HOME_WEIGHTS, CallContext
 from coterie.clients.letters import Letter, Letters, checked_content
 from coterie.clients.memory import Value
 from coterie.clients.programs import Program, moments, program_named
@@ -30,9 +31,14 @@ from coterie.engines.flower.versions import Version, Versions
 from coterie.engines.torch_flags import applied
 from coterie.methods import methods
 from coterie.nets import codec
+from coterie.nets.stacks import Models
 from coterie.server.federation import Call
+from coterie.server.served_models import ServedModels
 
 log = logging.getLogger("coterie")
+
+SCALING = ("shift", "scale", "target_shift", "target_scale")
+"""What server and sites must agree on in scaling, where settings say it."""
 
 PROTOCOL = 1
 """The version of the messages between server and sites."""
@@ -54,6 +60,12 @@ class Rules:
     """What is subtracted from inputs, per channel, if the settings say it."""
     scale: tuple[float, ...] = ()
     """What inputs are divided by then, per channel, if the settings say it."""
+    target_shift: tuple[float, ...] = ()
+    """What is subtracted from numbers that are predicted, if the settings say it."""
+    target_scale: tuple[float, ...] = ()
+    """What they are divided by then, if the settings say it."""
+    model: Path | None = None
+    """The file into which the site's own model goes at the end of a run."""
     precision: str | None = "float32"
     """What the net computes in; with None torch's settings are left alone."""
     identity: Path | None = None
@@ -107,14 +119,14 @@ class RemoteSite:
             "name": self._rules.name,
             "samples": self._host.samples,
             "labels": list(self._rules.labels),
+            "task": self._net.task.name,
             "net": self._net.name,
             "shape": list(self._net.shape),
             "parameters": self._net.parameters.total,
             "dtype": str(self._net.dtype),
             "frozen": self._net.digest,
             # Only what the settings say: a site's own mean and deviation are nobody's business.
-            "shift": list(self._rules.shift) or None,
-            "scale": list(self._rules.scale) or None,
+            **{name: list(getattr(self._rules, name)) or None for name in SCALING},
         }
 
     def _keys(self, asked: Mapping[str, Any], shared: Any) -> dict[str, Any]:
@@ -139,12 +151,27 @@ class RemoteSite:
         with nullcontext() if precision is None else applied(precision, self._net.device):
             outputs, kept, written = run_chunk(call, memory, host)
         sealed = self._sealed(written, asked["announcements"], run, at)
+        self._take_home(kept, host)
         if kept:
             memory.update(torch.tensor([0]), {name: value.to("cpu") for name, value in kept.items()})
             version = (at.number, at.phase)
             versions.write(version, memory)
             versions.keep_only([base, builds_on, version])
         return {"outputs": dict(outputs), "kept": bool(kept), "letters": sealed, "samples": self._host.samples}
+
+    def _take_home(self, kept: dict[str, Value], host: Host) -> None:
+        """Store what this site predicts with at the end of a run, if that is among what it was told to keep."""
+        models, weights = kept.pop(HOME, None), kept.pop(HOME_WEIGHTS, None)
+        preparation = getattr(host, "preparation", None)
+        if self._rules.model is None or preparation is None or not isinstance(models, Models):
+            return
+        name = (self._rules.name,)
+        if isinstance(weights, Tensor):
+            own = ServedModels(models[0].to("cpu"), preparation, name, weights=weights.cpu())
+        else:
+            own = ServedModels(models.to("cpu"), preparation, name, index=torch.zeros(1, dtype=torch.int64))
+        own.write(self._rules.model)
+        log.info("this site's own model is in %s", self._rules.model)
 
     def _host_for(self, program: Program, scales: Any) -> Host:
         """This site's data, scaled as the server says all sites do it, if it does not know that by itself."""
