@@ -92,7 +92,22 @@ class World:
         """The clients, ready to run programs; on an engine of this world, if there is one already."""
         _check_arrivals(self.arrivals, len(self.population))
         engine = engine or self.engine()
-        return Federation(engine, self.seed, self.arrivals, self.population.groups)
+        return Federation(engine, self.seed, self.arrivals, self.population.groups, self.table())
+
+    def table(self) -> dict[str, Any]:
+        """The entries of a settings file that are about the clients."""
+        return {
+            "format": FORMAT,
+            "coterie": __version__,
+            "seed": self.seed,
+            "split_seed": self.split_seed,
+            "net": self.net,
+            "data": {"name": self.data, **self.data_options, "labels": self.labels or None},
+            "split": {"name": self.split.name, **_fields(self.split)},
+            "division": _fields(self.division),
+            "computing": _fields(self.computing),
+            "arrivals": {str(client): arrival for client, arrival in self.arrivals.items()},
+        }
 
     def engine(self, beside: Simulation | None = None) -> Simulation:
         """An engine for the clients. It shares what it can with the engine `beside`, of the same samples and net."""
@@ -195,21 +210,14 @@ class Settings:
 
     def table(self) -> dict[str, Any]:
         """Everything, as a settings file has it. What is not set is left out."""
-        world = self.world
-        top = {"format": FORMAT, "coterie": __version__, "seed": world.seed, "split_seed": world.split_seed}
-        content = {
-            **top,
+        world = self.world.table()
+        own = {
             "modules": self.modules or None,
-            "net": world.net,
-            "data": {"name": world.data, **world.data_options, "labels": world.labels or None},
-            "split": {"name": world.split.name, **_fields(world.split)},
             "method": {"name": self.method.name, **_fields(self.method)},
-            "division": _fields(world.division),
             "scoring": _fields(self.scoring),
-            "computing": _fields(world.computing),
-            "arrivals": {str(client): arrival for client, arrival in world.arrivals.items()},
         }
-        return as_toml(content)
+        order = "format coterie seed split_seed modules net data split method division scoring computing arrivals"
+        return as_toml({name: (world | own)[name] for name in order.split()})
 
     @classmethod
     def from_table(cls, content: Mapping[str, Any]) -> "Settings":
@@ -309,11 +317,19 @@ def simulate(
         rule: SplitRule | Split = split_rules.make(split, **parts["split"])
     else:
         rule = split if isinstance(split, SplitRule | Split) else by_samples(split)
-    population = populate(data, rule, Division(**parts["division"]), world_seed)
+    division, computing = Division(**parts["division"]), Computing(**parts["computing"])
+    population = populate(data, rule, division, world_seed)
     _check_arrivals(arrivals or {}, len(population))
-    net = net or default_net(names.get("data", ""), data)
-    engine = Simulation(population, net, Computing(**parts["computing"]))
-    return Federation(engine, seed, arrivals, population.groups)
+    engine = Simulation(population, net or default_net(names.get("data", ""), data), computing)
+    # What objects were made of, a settings file cannot say: of these it has the name alone.
+    world = World(
+        names.get("data", data.name),
+        parts.get("data", {}),
+        rule if isinstance(rule, SplitRule) else split_rules["given"](),
+        engine.net.name,
+        *(seed, split_seed, arrivals or {}, division, computing, data.labels),
+    )
+    return Federation(engine, seed, arrivals, population.groups, world.table())
 
 
 def _loaded(data: str, given: Mapping[str, Any], seed: int) -> Dataset:

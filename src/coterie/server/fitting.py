@@ -235,7 +235,7 @@ def fit(
     sizes = fed.sizes.tolist()
     clients = [_client_record(fed, sizes, scores, row, truth) for row in range(len(scores.clients))]
     pooled = pooled_scores(fed, served, scoring, scores)
-    summary = _summary(method, fed, now, scores, pooled, truth, describe or {})
+    summary = _summary(method, fed, now, scores, pooled, truth, _described(fed) if describe is None else describe)
     settings = None
     if fed.world is not None:
         settings = {**fed.world, "method": {"name": method.name, **vars(method)}, "scoring": vars(scoring)}
@@ -245,6 +245,13 @@ def fit(
     for observer in observers:
         observer.run_done(last, result)
     return result
+
+
+def _described(fed: Federation) -> Record:
+    """The names of a simulation's data, split and net, as tables show them."""
+    if fed.world is None or fed.preparation is None:
+        return {}
+    return {"data": fed.preparation.data, "split": fed.world["split"]["name"], "net": fed.net.name}
 
 
 def _take_home(fed: Federation, served: Served, keep_models: bool) -> bool:
