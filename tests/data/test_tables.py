@@ -303,7 +303,7 @@ def test_what_does_not_fit_a_schema_is_named(text, message):
         (('task = "binary"', 'task = "binry"'), "unknown task 'binry': did you mean binary"),
         (('target = "y"', 'tarket = "y"'), "unknown entry of the schema 'tarket': did you mean target"),
         (('name = "x"\n', ""), "a column does not say its name"),
-        (("missing = false", "missing = 0"), "missing=0: expected true or false"),
+        (('type = "number"', 'type = "number"\nmissing = 0'), "missing=0: expected true or false"),
         (("[[columns]]", "[[columns"), "not a TOML file"),
     ],
 )

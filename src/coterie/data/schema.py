@@ -97,10 +97,7 @@ class Schema:
 
     def table(self) -> dict[str, Any]:
         """The schema as TOML has it."""
-        columns = [{**vars(column), "categories": list(column.categories)} for column in self.columns]
-        own = {field.name: getattr(self, field.name) for field in fields(self)}
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
-        return {"format": FORMAT, **plain, "columns": columns}
+        return {"format": FORMAT, **_said(self), "columns": [_said(column) for column in self.columns]}
 
     @classmethod
     def read(cls, path: str | Path) -> "Schema":
@@ -132,6 +129,12 @@ class Schema:
             raise SettingsError(f"column {twice[0]} is there twice")
         task_named(own["task"])
         return cls(**own)
+
+
+def _said(thing: Any) -> dict[str, Any]:
+    """The fields that are not as they would be if they were left out, as TOML has them."""
+    own = {field.name: getattr(thing, field.name) for field in fields(thing) if getattr(thing, field.name)}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
 
 
 def _column(content: Mapping[str, Any]) -> Column:
