@@ -135,8 +135,8 @@ def test_a_client_that_never_took_part_finds_its_shares_by_itself():
     fed.begin(1)  # everybody forgets its shares, as if all had just arrived
     fed.start_round(13)
     scores = coterie.server.scoring.score(fed, made.serve(fed, result.state), Scoring(), made.local)
-    assert scores.accuracy.mean() >= np.mean(accuracy) - 0.05
-    assert scores.accuracy.mean() > 0.75  # even shares of two opposed components would give a half
+    assert scores.values["accuracy"].mean() >= np.mean(accuracy) - 0.05
+    assert scores.values["accuracy"].mean() > 0.75  # even shares of two opposed components would give a half
 
 
 def test_a_mixture_serves_opposed_groups_that_one_model_cannot():

@@ -232,7 +232,7 @@ def test_nets_learn_what_no_single_step_tells(name):
     x[y == 1, 8:] *= 4
     here = world(nets[name], (200,), (16, 2), 2, x=x, y=y, dtype=torch.float32)
     start = new_models(here.net, 0, 1)
-    trained = here.clients("loop").train(start, LocalTraining(epochs=12, batch=10, rate=0.1, momentum=0.9)).models
+    trained = here.clients("loop").train(start, LocalTraining(epochs=12, batch=10, rate=0.03, momentum=0.9)).models
     found = here.net(trained.parameters[0], trained.buffers[0], (torch.from_numpy(x),), Pass())[0].argmax(dim=1)
     assert (found.numpy() == y)[200:].all()
     assert (found.numpy() == y)[:200].mean() > 0.95

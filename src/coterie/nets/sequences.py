@@ -4,6 +4,7 @@ Recurrence and attention are written out in plain operations on tensors: torch's
 with which many clients are computed at once. The results are those of `nn.GRU` and `F.scaled_dot_product_attention`.
 """
 
+from abc import ABC, abstractmethod
 from math import sqrt
 
 import torch
@@ -81,7 +82,7 @@ class Positions(nn.Module):
         return x + self.learned
 
 
-class Reading(nn.Module):
+class SequenceNet(nn.Module, ABC):
     """A net that reads series, or token ids if there is a vocabulary: what it becomes of them is left to subclasses."""
 
     def __init__(self, vocabulary: int, width: int) -> None:
@@ -92,12 +93,12 @@ class Reading(nn.Module):
         """The outputs for series [row, time, channel] or token ids [row, time]."""
         return self.read(x, None) if self.embedding is None else self.read(self.embedding(x.long()), x != 0)
 
+    @abstractmethod
     def read(self, x: Tensor, real: Tensor | None) -> Tensor:
         """The outputs for vectors [row, time, ...], of which those at `real` [row, time] count; all if it is None."""
-        raise NotImplementedError
 
 
-class Recurrent(Reading):
+class Recurrent(SequenceNet):
     """A GRU, and a linear layer that sees its last state."""
 
     def __init__(self, shape: Shape, classes: int, vocabulary: int, width: int = 32, hidden: int = 64) -> None:
@@ -109,7 +110,7 @@ class Recurrent(Reading):
         return self.head(self.gru(x, real))
 
 
-class Transformer(Reading):
+class Transformer(SequenceNet):
     """Blocks of attention, and a linear layer that sees the mean over steps."""
 
     def __init__(self, shape: Shape, classes: int, vocabulary: int, width: int = 64, heads: int = 4) -> None:
@@ -127,7 +128,7 @@ class Transformer(Reading):
         return self.head(_mean(self.norm(x), real))
 
 
-class EmbeddingBag(Reading):
+class EmbeddingBag(SequenceNet):
     """A linear layer that sees the mean of the tokens' embeddings."""
 
     def __init__(self, classes: int, vocabulary: int, width: int = 64) -> None:

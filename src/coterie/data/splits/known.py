@@ -103,6 +103,10 @@ def _by_owner(owners: np.ndarray, nobody: str | None = None) -> Split:
 
 def by_samples(assignment: Mapping[str, Any] | Sequence[Any]) -> Split:
     """Clients from a list of the samples of each, or from a mapping of names to samples."""
+    if not isinstance(assignment, Mapping | Sequence | np.ndarray):
+        raise SettingsError(
+            f"split={assignment!r:.60}: expected the name of a split or a coterie.Split, or the samples of each client"
+        )
     if not isinstance(assignment, Mapping) and not _is_nested(assignment):
         raise DataError(f"split={assignment!r:.60}: expected the samples of each client, e.g. [[0, 1, 5], [2, 3]]")
     named = assignment if isinstance(assignment, Mapping) else dict(enumerate(assignment))
