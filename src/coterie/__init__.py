@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from coterie.server.scoring import Scoring
     from coterie.server.serving import Served
     from coterie.training.local import LocalTraining
+    from coterie.training.losses import loss
 
 _HOMES = offered(__file__)
 

@@ -1,4 +1,4 @@
-"""Users' own methods, splits and nets on every command, and runs that say which modules they need."""
+"""Users' own methods, splits, nets, losses and metrics on every command, and runs that say which modules they need."""
 
 import json
 import sys
@@ -15,10 +15,13 @@ from coterie.data.splits import split_rules
 from coterie.methods import methods
 from coterie.nets import nets
 from coterie.runs.settings import Settings
+from coterie.server.metrics import metrics
+from coterie.training.losses import losses
 
-TINY = "--clients 4 --rounds 2 --limit 400 --net own-net --split own-split"
+TINY = "--clients 4 --rounds 2 --limit 400 --net own-net --split own-split --loss own-loss --metrics own_metric"
 
 MODULE = '''
+import coterie
 from torch import nn
 from coterie.data import Split
 from coterie.data.split import SplitRule
@@ -48,13 +51,38 @@ class Stripes(SplitRule):
 def linear(shape, classes):
     """One layer."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+
+
+@coterie.loss("own-loss")
+def missing(outputs, targets):
+    """How much of the probability the label lacks."""
+    return 1 - outputs.softmax(dim=-1).gather(-1, targets[:, None])[:, 0]
+
+
+@coterie.metric("own_metric", higher=True)
+def certain(y, predicted):
+    """How much of the probability the likeliest class has."""
+    return predicted.max(axis=1).mean()
+
+
+@coterie.loss("own-mean")
+def mean(outputs, targets):
+    """A mean over the batch."""
+    return missing(outputs, targets).mean()
 '''
 
 
 def forget():
     """Make this process as if it had never imported the module."""
     sys.modules.pop("own_things", None)
-    for known, name in ((methods._classes, "own-method"), (split_rules._classes, "own-split"), (nets.data, "own-net")):
+    for known, name in (
+        (methods._classes, "own-method"),
+        (split_rules._classes, "own-split"),
+        (nets.data, "own-net"),
+        (losses, "own-loss"),
+        (losses, "own-mean"),
+        (metrics, "own_metric"),
+    ):
         known.pop(name, None)
 
 
@@ -75,11 +103,50 @@ def test_a_run_takes_own_methods_splits_and_nets(call, own_things):
     settings = tomllib.loads(Path("a/settings.toml").read_text())
     assert settings["modules"] == ["own_things"]
     assert settings["method"]["pull"] == 0.25
+    assert settings["loss"] == "own-loss"
+    summary = json.loads(Path("a/summary.json").read_text())
+    assert 0.1 < summary["own_metric_mean"] < 1
+    assert 0 < summary["loss_mean"] < 1  # a cross-entropy would begin at log 10
 
 
-@pytest.mark.parametrize("line", ["methods", "splits", "nets"])
+@pytest.mark.parametrize("part", ["method", "loss", "metric"])
+def test_a_run_remembers_the_module_of_each_of_its_own_things(call, own_things, part):
+    lines = {
+        "method": "run own-method",
+        "loss": "run fedavg --loss own-loss",
+        "metric": "run fedavg --metrics own_metric",
+    }
+    tiny = "--clients 3 --rounds 1 --limit 300 --net mlp --out a"
+    assert call(f"{lines[part]} {tiny} --modules own_things").code == 0
+    forget()
+    assert call("run --settings a --out b").code == 0
+
+
+def test_a_loss_by_its_import_path_comes_from_the_current_folder(call, own_things):
+    assert call("run fedavg --clients 3 --rounds 1 --net mlp --loss own_things:missing --out a").code == 0
+    sys.modules.pop("own_things")
+    assert call("run --settings a --out b").code == 0
+    same = [json.loads(Path(f"{folder}/summary.json").read_text())["loss_mean"] for folder in "ab"]
+    assert same[0] == same[1]
+
+
+def test_a_run_cannot_go_on_with_another_loss(call, refused, own_things):
+    call("run fedavg --clients 3 --rounds 1 --net mlp --loss focal --out a")
+    message = "loss is focal there, label-smoothing here"
+    refused("run fedavg --resume --out a --rounds 2 --loss label-smoothing", message)
+
+
+def test_a_loss_that_takes_the_mean_is_refused_and_nothing_is_left(refused, own_things):
+    message = "loss own-mean: gives one number .* leave out .mean()"
+    refused("run fedavg --clients 3 --net mlp --loss own-mean --modules own_things --out a", message)
+
+
+@pytest.mark.parametrize("line", ["methods", "splits", "nets", "losses", "metrics"])
 def test_lists_have_own_things(call, own_things, line):
-    assert f"own-{line.removesuffix('s')}" in call(f"{line} --modules=own_things").out
+    name = {"losses": "own-loss", "metrics": "own_metric"}.get(line, f"own-{line.removesuffix('s')}")
+    assert name in call(f"{line} --modules=own_things").out
+    told = call(f"{line} {name} --modules=own_things")
+    assert told.code == 0, told.err
 
 
 def test_the_variable_names_modules_for_all_commands(call, own_things, monkeypatch):
@@ -93,7 +160,8 @@ def test_the_variable_names_modules_for_all_commands(call, own_things, monkeypat
 def test_later_commands_need_not_be_told_the_module_again(call, own_things):
     call(f"run own-method {TINY} --modules own_things --out a")
     before = Path("a/summary.json").read_text()
-    for line in ("show a", "report a -o a.html", "run --settings a --out b", "compare fedavg --settings a --out c"):
+    more = ("run --settings a --out b", "compare fedavg --settings a --out c")
+    for line in ("show a", "report a -o a.html", *more):
         forget()
         outcome = call(line)
         assert (outcome.code, "own_things" in outcome.err) == (0, False), outcome.err

@@ -415,6 +415,29 @@ def test_a_site_with_another_task_is_not_admitted(wires, tmp_path, caplog):
     assert "site aachen is not admitted: its labels is ['cat', 'dog', 'eel'], the task's is" in caplog.text
 
 
+def test_sites_train_on_an_own_loss_as_a_simulation_does_and_one_with_another_is_not_admitted(
+    sites, tmp_path, monkeypatch, caplog
+):
+    module = types.ModuleType("own_losses")
+    module.brier = brier
+    monkeypatch.setitem(sys.modules, "own_losses", module)
+    made = deployment(coterie.FedAvg(rounds=3, batch=8))
+    made = replace(made, task=replace(made.task, loss="own_losses:brier"))
+    real = run_over(made, Wires([replace(site, loss="own_losses:brier").open() for site in sites]), tmp_path / "run")
+    alone = coterie.FedAvg(rounds=3, batch=8).fit(simulated(loss="own_losses:brier"))
+    same(real.rounds, alone.rounds)
+    same(real.clients, alone.clients)
+    opened = [replace(site, loss="own_losses:brier").open() for site in sites[:2]]
+    with caplog.at_level(logging.WARNING, logger="coterie"):
+        result = run_over(made, Wires([*opened, sites[2].open()]), tmp_path / "other")
+    assert [client["client"] for client in result.clients] == ["aachen", "bonn"]
+    assert "site celle is not admitted: its loss is the task's own, the server's own_losses:brier" in caplog.text
+
+
+def brier(outputs, targets):
+    return (outputs.softmax(dim=-1) - torch.nn.functional.one_hot(targets, 3)).square().sum(dim=-1)
+
+
 def test_a_site_with_other_pretrained_weights_is_not_admitted(sites, tmp_path, monkeypatch, caplog):
     weights = torch.ones(4, 5)
 

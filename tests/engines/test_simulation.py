@@ -223,7 +223,7 @@ class TestWorkers:
 
     @pytest.fixture(params=[True, False], ids=["forked", "fresh"])
     def fed(self, request, monkeypatch):
-        monkeypatch.setattr("coterie.engines.simulation.processes._can_fork", lambda: request.param)
+        monkeypatch.setattr("coterie.engines.simulation.processes.can_fork", lambda: request.param)
         fed = federation(net="cnn", precision="float32", workers=2)
         yield fed
         fed.close()
@@ -297,7 +297,7 @@ class TestWorkers:
             "layer, x = torch.nn.Conv2d(8, 8, 5), torch.rand(64, 8, 32, 32)\n"
             "layer(x).square().sum().backward()\n"
             "(torch.rand(500, 500) @ torch.rand(500, 500)).sum()\n"
-            "many, forks = threads() > 3, processes._can_fork()\n"
+            "many, forks = threads() > 3, processes.can_fork()\n"
             "fed = coterie.simulate('digits', 'iid', 'cnn', clients=4, workers=2)\n"
             "print('once')\n"
             "accuracy = coterie.FedAvg(rounds=1).fit(fed).summary['accuracy_mean']\n"
@@ -310,7 +310,7 @@ class TestWorkers:
         over = threading.Event()
         thread = threading.Thread(target=over.wait)
         thread.start()
-        assert not processes._can_fork()
+        assert not processes.can_fork()
         over.set()
         thread.join()
 
@@ -328,7 +328,7 @@ class TestWorkers:
             "import coterie\n"
             "from coterie.engines.simulation import processes\n"
             "from talk import talk\n"
-            f"processes._can_fork = lambda: {forked}\n"
+            f"processes.can_fork = lambda: {forked}\n"
             "print('first', end=' ')\n"
             "fed = coterie.simulate('digits', 'iid', 'mlp', clients=4, workers=2)\n"
             "print(fed.run(talk).sizes.tolist() == fed.sizes.tolist())\n"

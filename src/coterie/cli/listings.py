@@ -99,6 +99,37 @@ def show_nets(name: str | None = None, /) -> None:
     _describe(name, [inspect.getdoc(nets[name])], (), [(data, count) for data, count in counts if count != _NONE])
 
 
+def show_metrics(name: str | None = None, /) -> None:
+    """List the metrics by which predictions are judged, or tell about one: `coterie metrics f1`."""
+    from coterie.server.metrics import metric_named, metrics
+
+    if name is None:
+        _list(
+            ("metric", "for the tasks", "what it is"), [(m.name, ", ".join(m.tasks), m.about) for m in metrics.values()]
+        )
+        return
+    known = metric_named(name)
+    better = "higher is better" if known.higher else "lower is better"
+    _describe(name, [known.about, better], (), [("for the tasks", ", ".join(known.tasks))])
+
+
+def show_losses(name: str | None = None, /) -> None:
+    """List the losses that training can lower, or tell about one: `coterie losses focal`."""
+    from coterie.data.tasks import TASKS
+    from coterie.training.losses import loss_named, losses
+
+    if name is None:
+        usual = [("", task.name, f"{first_line(task.losses)} Used if no loss is named.") for task in TASKS.values()]
+        own = ("module:name", "", "Own loss: a function of outputs and targets that gives a loss for each sample.")
+        _list(
+            ("loss", "for the tasks", "what it is"),
+            [*usual, *((o.name, ", ".join(o.tasks), o.about) for o in losses.values()), own],
+        )
+        return
+    known = loss_named(name)
+    _describe(name, [inspect.getdoc(known.function)], (), [("for the tasks", ", ".join(known.tasks))])
+
+
 def _parameters(net: str, data: str) -> str:
     """How many parameters a net has for a data set."""
     import torch

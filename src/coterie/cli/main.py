@@ -19,7 +19,7 @@ from coterie.cli.compare import add_compare
 from coterie.cli.console import errors, tell
 from coterie.cli.demo import demo
 from coterie.cli.deploy import add_deploy
-from coterie.cli.listings import show_data, show_methods, show_nets, show_splits
+from coterie.cli.listings import show_data, show_losses, show_methods, show_metrics, show_nets, show_splits
 from coterie.cli.look import add_split, report, schema, show
 from coterie.cli.run import add_run
 from coterie.cli.study import add_reproduce, add_study
@@ -34,8 +34,9 @@ _ABOUT = """Federated learning when clients' data differ: who belongs together, 
 
 Start with `coterie demo`, then `coterie run fedavg`. Every command explains itself with `--help`.
 
-Every command takes `--modules NAME,NAME`, your own Python modules with methods, splits and nets, which may lie in the
-current folder; the variable COTERIE_MODULES names some for all commands. Runs remember which ones they need.
+Every command takes `--modules NAME,NAME`, your own Python modules with methods, splits, nets, losses and metrics.
+They may lie in the current folder; the variable COTERIE_MODULES names some for all commands. Runs remember which ones
+they need.
 """
 
 MODULES = "COTERIE_MODULES"
@@ -63,7 +64,7 @@ def _app(arguments: Sequence[str]) -> App:
     add_reproduce(app, behind("reproduce", arguments), _DO, 7)
     add_study(app, behind("study", arguments), _DO, 8)
     add_deploy(app, behind("deploy", arguments), _DO, 9)
-    for place, function in enumerate((show_methods, show_data, show_splits, show_nets)):
+    for place, function in enumerate((show_methods, show_data, show_splits, show_nets, show_losses, show_metrics)):
         app.command(function, name=function.__name__.removeprefix("show_"), group=_CHOOSE, sort_key=place)
     for name in ("--help", "--version"):
         app[name].group = _HELP

@@ -10,8 +10,8 @@ Tensors come with all that is needed here: so data sets and splits can be listed
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -33,6 +33,10 @@ class Task(ABC):
     """Whether each sample is of one class, so that samples can be divided by classes, and classes be counted."""
     score: ClassVar[str]
     """The metric by which methods are compared if nobody names one."""
+    own_loss: ClassVar[str] = ""
+    """The name of what training lowers, if that is another loss than the task's (see `coterie.training.losses`)."""
+    own_function: ClassVar[Callable[..., Any] | None] = None
+    """The function with this name."""
 
     @abstractmethod
     def encoded(self, name: str, y: np.ndarray, labels: Sequence[str]) -> tuple[tuple[str, ...], np.ndarray]:

@@ -52,6 +52,7 @@ def site_table(deployment: Deployment, name: str, data: str, **more: Any) -> Map
         **({"schema": "schema.toml"} if deployment.schema is not None else {}),
         **({"vocabulary": task.vocabulary} if task.vocabulary else {}),
         **({"task": task.task} if task.task != "classification" else {}),
+        **({"loss": task.loss} if task.loss else {}),
         **({"target_shift": list(task.target_shift)} if task.target_shift and deployment.schema is None else {}),
         **({"target_scale": list(task.target_scale)} if task.target_scale and deployment.schema is None else {}),
         "allow": [*ALLOWED, *(f"{module}.*" for module in deployment.modules)],

@@ -37,6 +37,7 @@ def deployment_of_schema(settings: Settings, schema: Schema, name: str) -> Deplo
         net=settings.world.net or "mlp",
         name=name,
         task=schema.task,
+        loss=settings.world.loss or "",
         kind="features",
     )
     return Deployment(
@@ -73,6 +74,7 @@ def deployment_of(settings: Settings, waiting: Waiting | None = None) -> Deploym
         name=Path(world.data).stem,
         vocabulary=data.vocabulary,
         task=data.task,
+        loss=world.loss or "",
         kind=data.kind,
         **targets,
     )

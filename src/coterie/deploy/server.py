@@ -35,8 +35,10 @@ from coterie.runs.settings import FORMAT, as_toml, check_format, made_of, read_t
 from coterie.server.federation import Federation
 from coterie.server.fitting import Checkpoint, Observer, Record, Result, fit
 from coterie.server.method import Method
+from coterie.server.metrics import metric_named
 from coterie.server.scoring import Scoring
 from coterie.training.forms import form_named
+from coterie.training.losses import losses, task_with
 
 log = logging.getLogger("coterie")
 
@@ -110,8 +112,11 @@ class Deployment:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The users' modules that its method and net come from, if they are not ours; sites need them, too."""
-        return homes_of([type(self.method), *([nets[self.task.net]] if self.task.net in nets else [])])
+        """The users' modules that its method, net, loss and metrics come from, if not ours; sites need them, too."""
+        named = [nets[self.task.net]] if self.task.net in nets else []
+        named += [losses[self.task.loss].function] if self.task.loss in losses else []
+        named += [metric_named(name).function for name in self.scoring.metrics]
+        return homes_of([type(self.method), *named])
 
     def table(self) -> dict[str, Any]:
         """All settings, as the content of a settings file."""
@@ -124,9 +129,10 @@ class Deployment:
     def engine(self, transport: Transport) -> FlowerEngine:
         """The engine for the sites behind a transport."""
         device, dtype = self.computing.find_device(), self.computing.dtype
+        kind = task_named(self.task.task if self.schema is None else self.schema.task)
         net = make_net(
             *(self.task.net, self.task.shape, len(self.task.labels), device, dtype),
-            task=task_named(self.task.task if self.schema is None else self.schema.task),
+            task=task_with(kind, self.task.loss, len(self.task.labels), device),
             vocabulary=self.task.vocabulary,
         )
         held = self._server_population()

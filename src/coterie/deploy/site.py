@@ -28,6 +28,7 @@ from coterie.nets import make_net
 from coterie.runs.options import section_of
 from coterie.runs.settings import check_format, made_of, read_table
 from coterie.training.forms import form_named
+from coterie.training.losses import task_with
 
 ALLOWED = ("coterie.*",)
 """Programs that run unless the site says otherwise: those that come with Coterie."""
@@ -83,6 +84,10 @@ class SiteSettings:
 
     task: str = "classification"
     """What is predicted, the same at every site; a schema says it itself."""
+
+    loss: str = ""
+    """What training lowers, the same at every site: a loss by name, or `package.module:function`; by default the
+    task's own."""
 
     target_shift: tuple[float, ...] = ()
     """What is subtracted from numbers that are predicted, the same at every site. By default this site's own mean."""
@@ -156,9 +161,8 @@ class SiteSettings:
         population = self.population()
         if not len(population.shards[0].train):
             raise DataError(f"site {self.name}: no training samples in {self.data}")
-        net = make_net(
-            self.net, population.shape, population.classes, device, dtype, population.task, population.vocabulary
-        )
+        task = task_with(population.task, self.loss, population.classes, device)
+        net = make_net(self.net, population.shape, population.classes, device, dtype, task, population.vocabulary)
         form = form_named("loop", half=self.computing.precision == "bf16")
 
         def host(shown: Population) -> ClientHost:

@@ -22,7 +22,7 @@ from coterie.runs.settings import as_toml
 REGISTRIES: dict[str, Registry[Any]] = {"split": split_rules, "method": methods}
 """Sections for things that are chosen by name, and where these are registered. Studies add their measures."""
 
-_GENERAL = {"": ("split_seed", "net", "seed"), "data": ("data_dir", "limit", "hold_out")}
+_GENERAL = {"": ("split_seed", "net", "loss", "seed"), "data": ("data_dir", "limit", "hold_out")}
 """The options that no class declares, by their section of the settings; those under "" stand above all sections."""
 
 _NAME = Option("name", str, None, "")

@@ -45,6 +45,12 @@ GENERAL = (
         None,
         "Network (see `coterie nets`) or `package.module:function`; by default one that fits the data.",
     ),
+    Option(
+        "loss",
+        str,
+        None,
+        "Loss that training lowers (see `coterie losses`) or `package.module:function`; by default that of the task.",
+    ),
     Option("seed", int, 0, "Seed of everything that is random."),
     Option("split_seed", int, None, "Seed of the data's division, if that is to be another."),
     Option("arrivals", str, None, "Clients that arrive late, and in which round: `3:10,7:20`."),
@@ -72,7 +78,7 @@ SECTIONS = {
 DEFAULTS = {"data": "digits", "split": "dirichlet", "method": None}
 """The name in each section that is used if none is given; there is no method by default."""
 
-TOP = ("data", "split", "split_seed", "net", "seed", "arrivals")
+TOP = ("data", "split", "split_seed", "net", "loss", "seed", "arrivals")
 """Options that stand for a whole section, or above all sections, and so belong to none."""
 
 _COMMON = {
@@ -120,7 +126,7 @@ def table_of(
         table["data"].pop("labels", None)  # what is given may pick other classes
     for part, values in parts.items():
         table[part] = section_of(table, part) | values
-    table |= {name: given[name] for name in ("net", "seed", "split_seed") if given.get(name) is not None}
+    table |= {name: given[name] for name in ("net", "loss", "seed", "split_seed") if given.get(name) is not None}
     if given.get("arrivals") is not None:
         table["arrivals"] = {str(client): at for client, at in parse_arrivals(given["arrivals"]).items()}
     return table, notes

@@ -38,7 +38,9 @@ from coterie.runs.options import (
 )
 from coterie.server.federation import Federation
 from coterie.server.method import Method
+from coterie.server.metrics import metric_named
 from coterie.server.scoring import Scoring
+from coterie.training.losses import LossFunction, losses
 
 FORMAT = 1
 """The version of settings files and run folders."""
@@ -55,6 +57,7 @@ class World:
     data_options: Mapping[str, Any] = field(default_factory=dict)
     split: SplitRule = field(default_factory=lambda: split_rules["dirichlet"]())
     net: str | None = None
+    loss: str | None = None
     seed: int = 0
     split_seed: int | None = None
     arrivals: Mapping[int, int] = field(default_factory=dict)
@@ -102,6 +105,7 @@ class World:
             "seed": self.seed,
             "split_seed": self.split_seed,
             "net": self.net,
+            "loss": self.loss,
             "data": {"name": self.data, **self.data_options, "labels": self.labels or None},
             "split": {"name": self.split.name, **_fields(self.split)},
             "division": _fields(self.division),
@@ -111,7 +115,7 @@ class World:
 
     def engine(self, beside: Simulation | None = None) -> Simulation:
         """An engine for the clients. It shares what it can with the engine `beside`, of the same samples and net."""
-        return Simulation(self.population, self.net_name, self.computing, beside)
+        return Simulation(self.population, self.net_name, self.computing, beside, self.loss)
 
     def beside(self, other: "World") -> "World":
         """A copy of this world that takes over the data of another one, where both have the same data."""
@@ -203,9 +207,11 @@ class Settings:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The users' modules that its method, split, data set and net come from, if they are not all ours."""
-        data, net = self.world.data, self.world.net or ""
+        """The users' modules that its method, split, data set, net, loss and metrics come from, if not ours."""
+        data, net, loss = self.world.data, self.world.net or "", self.world.loss or ""
         named = [*([sources[data]] if data in sources else []), *([nets[net]] if net in nets else [])]
+        named += [losses[loss].function] if loss in losses else []
+        named += [metric_named(name).function for name in self.scoring.metrics]
         return homes_of([type(self.method), type(self.world.split), *named])
 
     def table(self) -> dict[str, Any]:
@@ -216,7 +222,7 @@ class Settings:
             "method": {"name": self.method.name, **_fields(self.method)},
             "scoring": _fields(self.scoring),
         }
-        order = "format coterie seed split_seed modules net data split method division scoring computing arrivals"
+        order = "format coterie seed split_seed modules net loss data split method division scoring computing arrivals"
         return as_toml({name: (world | own)[name] for name in order.split()})
 
     @classmethod
@@ -224,7 +230,7 @@ class Settings:
         """Settings from a settings file's content."""
         if "task" in content:
             raise SettingsError("these are the settings of a run over real sites: go on with `coterie deploy resume`")
-        known = {"format", "coterie", "modules", "net", "seed", "split_seed", "arrivals", *DEFAULTS, *_SECTIONS}
+        known = {"format", "coterie", "modules", "net", "loss", "seed", "split_seed", "arrivals", *DEFAULTS, *_SECTIONS}
         for name in content:
             if name not in known:
                 raise unknown("entry of the settings", name, known)
@@ -241,6 +247,7 @@ class Settings:
             data_options=_checked_all(parts["data"], owners(data=data)["data"], "[data]"),
             split=split_rules.make(split, **parts["split"]),
             net=checked("net", content.get("net"), str | None),
+            loss=checked("loss", content.get("loss"), str | None),
             seed=checked("seed", content.get("seed", 0), int),
             split_seed=checked("split_seed", content.get("split_seed"), int | None),
             arrivals=dict(_arrival(client, arrival) for client, arrival in parts["arrivals"].items()),
@@ -286,6 +293,7 @@ def simulate(
     split: str | SplitRule | Split | Sequence[Any] | Mapping[str, Any] | None = None,
     net: str | Factory | None = None,
     *,
+    loss: str | LossFunction | None = None,
     seed: int = 0,
     split_seed: int | None = None,
     arrivals: Mapping[int, int] | None = None,
@@ -295,7 +303,8 @@ def simulate(
 
     Data set, split and net are names or objects. A split may also be the samples of each client, as a list of lists or
     by the clients' names: `{"north": [0, 1], "south": [2, 3, 4]}`. Without one, a table that tells clients apart is
-    split by these, other data by `dirichlet`. Other options are those of the split (`clients=50`, `alpha=0.1`), of the
+    split by these, other data by `dirichlet`. A `loss` that replaces the task's own is a name or a function, too (see
+    `coterie.loss`). Other options are those of the split (`clients=50`, `alpha=0.1`), of the
     data set (`data_dir`, `limit`), of the clients' data (`test="labels"`, see `Division`) and of the computation
     (`device="cuda"`, see `Computing`).
 
@@ -320,13 +329,14 @@ def simulate(
     division, computing = Division(**parts["division"]), Computing(**parts["computing"])
     population = populate(data, rule, division, world_seed)
     _check_arrivals(arrivals or {}, len(population))
-    engine = Simulation(population, net or default_net(names.get("data", ""), data), computing)
+    engine = Simulation(population, net or default_net(names.get("data", ""), data), computing, loss=loss)
     # What objects were made of, a settings file cannot say: of these it has the name alone.
     world = World(
         names.get("data", data.name),
         parts.get("data", {}),
         rule if isinstance(rule, SplitRule) else split_rules["given"](),
         engine.net.name,
+        engine.net.task.own_loss or None,
         *(seed, split_seed, arrivals or {}, division, computing, data.labels),
     )
     return Federation(engine, seed, arrivals, population.groups, world.table())

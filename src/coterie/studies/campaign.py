@@ -240,7 +240,7 @@ def _batches(tasks: Sequence[StudyTask]) -> Iterator[list[StudyTask]]:
     kinds: dict[Hashable, list[StudyTask]] = {}
     for task in tasks:
         world = task.settings.world
-        same = world.data, tuple(sorted(world.data_options.items())), world.net, world.computing
+        same = world.data, tuple(sorted(world.data_options.items())), world.net, world.loss, world.computing
         kinds.setdefault(same, []).append(task)
     for alike in kinds.values():
         batch: list[StudyTask] = []

@@ -91,6 +91,9 @@ class FederatedTask:
     task: str = "classification"
     """What is predicted: see `Dataset.task`."""
 
+    loss: str = ""
+    """What training lowers instead of the task's own loss: one by name, or `package.module:function`."""
+
     kind: str = ""
     """What an input is: see `Dataset.kind`."""
 
@@ -315,6 +318,9 @@ class FlowerEngine:
                 return f"its {name} is {_brief(hello.get(name))}, the task's is {_brief(value)}"
         if hello.get("frozen", "") != self.net.digest:
             return "its net has other frozen parameters than the task's: all must read the same file of weights"
+        if hello.get("loss", "") != self.net.task.own_loss:
+            own = "the task's own"
+            return f"its loss is {_brief(hello.get('loss') or own)}, the server's {self.net.task.own_loss or own}"
         called, samples = hello.get("name"), hello.get("samples")
         if not isinstance(called, str) or not called or not (samples is None or _positive(samples)):
             return "it does not say its name and its number of samples"

@@ -120,6 +120,7 @@ class RemoteSite:
             "samples": self._host.samples,
             "labels": list(self._rules.labels),
             "task": self._net.task.name,
+            "loss": self._net.task.own_loss,
             "net": self._net.name,
             "shape": list(self._net.shape),
             "parameters": self._net.parameters.total,

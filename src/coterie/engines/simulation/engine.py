@@ -26,12 +26,13 @@ from coterie.core.fields import WITHOUT_EFFECT, Checked, Effect, above, at_least
 from coterie.data.population import Pool, Population, Shard
 from coterie.data.preparation import Preparation
 from coterie.engines.chunk import ClientHost, Result, joined, part_of, run_chunk
-from coterie.engines.simulation.workers import Workers
+from coterie.engines.simulation.workers import Workers, out_of_reach
 from coterie.engines.torch_flags import applied
 from coterie.nets import make_net
 from coterie.nets.net import Factory, Net
 from coterie.server.federation import Answers, Call
 from coterie.training.forms import FORMS, Form, form_named
+from coterie.training.losses import LossFunction, task_with
 
 log = logging.getLogger("coterie")
 
@@ -121,11 +122,13 @@ class Simulation:
         net: str | Factory,
         computing: Computing | None = None,
         beside: "Simulation | None" = None,
+        loss: str | LossFunction | None = None,
     ) -> None:
-        """An engine for a population. It shares net and samples with the engine `beside`, which must have the same."""
+        """An engine for a population. It shares net, loss and samples with `beside`, which must have the same."""
         self.computing = computing or Computing()
         device, dtype = self.computing.find_device(), self.computing.dtype
-        said = population.shape, population.classes, device, dtype, population.task, population.vocabulary
+        task = beside.net.task if beside else task_with(population.task, loss, population.classes, device)
+        said = population.shape, population.classes, device, dtype, task, population.vocabulary
         self.net: Net = beside.net if beside else make_net(net, *said)
         pool = beside._host.pool if beside else Pool.of(population, device, dtype)
         self.preparation = Preparation.of(population)
@@ -156,11 +159,15 @@ class Simulation:
     def _choose_workers(self, device: torch.device) -> int:
         if device.type != "cpu":
             return 0
+        hidden = out_of_reach(self.net)
         if self.computing.workers is not None:
+            if self.computing.workers and hidden is not None:
+                advice = "put the function into a module that can be imported, or set workers=0"
+                raise SettingsError(f"workers={self.computing.workers}: other processes cannot make {hidden}; {advice}")
             return self.computing.workers
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         epoch = 3 * self.net.work * sum(self.sizes)  # the backward pass is two forward passes
-        return min(cores, len(self.names)) if cores > 1 and epoch > _QUICK_EPOCH else 0
+        return min(cores, len(self.names)) if cores > 1 and epoch > _QUICK_EPOCH and hidden is None else 0
 
     def _choose_memory(self, device: torch.device) -> float:
         if self.computing.memory is not None:
@@ -198,6 +205,8 @@ class Simulation:
         frozen = f" and {net.frozen:,} frozen" if net.frozen else ""
         size = f"{net.parameters.total:,} parameters{frozen}"
         parts.append(f"net {net.name}: {size}, {net.work:,} multiply-and-adds a sample")
+        if net.task.own_loss:
+            parts.append(f"loss {net.task.own_loss}, a mean over samples")
         parts.append(f"{self.computing.precision} on {device}, in {where}")
         if form.together:
             parts.append(f"up to {self.clients_at_once(32):,} clients together, as {self._memory_limit:.3g} GB allow")

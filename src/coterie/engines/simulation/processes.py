@@ -65,10 +65,11 @@ class WorkerProcess:
 
 def start(life: Life, word: str) -> WorkerProcess:
     """Start a process that runs `life` with this word."""
-    return _forked(life, word) if _can_fork() else _fresh(life, word)
+    return _forked(life, word) if can_fork() else _fresh(life, word)
 
 
-def _can_fork() -> bool:
+def can_fork() -> bool:
+    """Whether a process that is started now is a fork of this one."""
     return sys.platform == "linux" and len(sys._current_frames()) == 1 and not torch.cuda.is_initialized()
 
 

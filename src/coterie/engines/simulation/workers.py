@@ -27,14 +27,17 @@ from coterie.clients.letters import Letters
 from coterie.clients.memory import Memory
 from coterie.clients.programs import program_named
 from coterie.core.errors import CoterieError, ProgramError
+from coterie.core.modules import homes_of
 from coterie.core.records import record
 from coterie.data.population import Pool, Shard
 from coterie.data.tasks import task_named
 from coterie.engines.chunk import ClientHost, Result, run_chunk
-from coterie.engines.simulation.processes import WorkerProcess, start
+from coterie.engines.simulation.processes import WorkerProcess, can_fork, start
 from coterie.nets import codec, make_net
+from coterie.nets.net import Net
 from coterie.server.federation import Call
 from coterie.training.forms import form_named
+from coterie.training.losses import task_with
 
 record(CallContext)
 
@@ -57,6 +60,8 @@ class Workers:
             "shape": net.shape,
             "classes": net.classes,
             "task": net.task.name,
+            "loss": net.task.own_loss,
+            "modules": homes_of(made for made in _functions_of(net).values() if hasattr(made, "__name__")),
             "vocabulary": net.vocabulary,
             "double": net.dtype == torch.float64,
             "form": host.form.name,
@@ -201,15 +206,37 @@ def serve(place: str, questions: IO[str], answers: IO[str]) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def _functions_of(net: Net) -> dict[str, Any]:
+    """The functions that a worker needs to make a net, in words: its factory, and its loss if that is an own one."""
+    own = net.task.own_function
+    return {f"net {net.name}": net.factory} | ({} if own is None else {f"loss {net.task.own_loss}": own})
+
+
+def out_of_reach(net: Net) -> str | None:
+    """What of a net a worker could not find by its name, in words; None if it finds all.
+
+    A fork has what this process has, a fresh interpreter only what it can import: not what stands in a notebook.
+    """
+    for called, function in _functions_of(net).items():
+        home = getattr(function, "__module__", "")
+        stands = getattr(sys.modules.get(home), getattr(function, "__qualname__", ""), None) is function
+        if not (stands and home != "__main__") and not ((stands or ":" not in called) and can_fork()):
+            return called
+    return None
+
+
 def _host(folder: Path) -> ClientHost:
     """The clients and how to compute them, as the parent has written it down."""
     setup = codec.read(folder / "setup", {})
     sys.path[:] = setup["path"]
+    for name in setup["modules"]:
+        importlib.import_module(name)
     with safe_open(folder / "pool", "pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     dtype = torch.float64 if setup["double"] else torch.float32
-    task, vocabulary = task_named(setup["task"]), setup["vocabulary"]
-    net = make_net(setup["net"], tuple(setup["shape"]), setup["classes"], "cpu", dtype, task, vocabulary)
+    task = task_with(task_named(setup["task"]), setup["loss"], setup["classes"], torch.device("cpu"))
+    shape, vocabulary = tuple(setup["shape"]), setup["vocabulary"]
+    net = make_net(setup["net"], shape, setup["classes"], "cpu", dtype, task, vocabulary)
     shards = [Shard(*parts) for parts in setup["shards"]]
     pool = Pool(**tensors, augment=setup["augment"])
     return ClientHost(net, pool, shards, setup["common"], form_named(setup["form"], setup["half"]))
