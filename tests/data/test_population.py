@@ -46,6 +46,34 @@ def test_own_test_data_is_a_share_of_the_clients_samples():
 
 
 @given(
+    owned=st.lists(st.sets(st.integers(0, 59), min_size=1), min_size=1, max_size=6),
+    validation=st.sampled_from([0.05, 0.1, 0.5, 0.95]),
+)
+def test_what_validates_one_client_is_trained_on_by_nobody(owned, validation):
+    split = Split(tuple(np.array(sorted(index)) for index in owned), repeats=True)
+    population = populate(DATA, split, Division(validation=validation, test="global"))
+    trained = np.concatenate([shard.train for shard in population.shards])
+    validated = np.concatenate([shard.validation for shard in population.shards])
+    assert not np.isin(validated, trained).any()
+    for index, shard in zip(split.indices, population.shards, strict=True):
+        assert sorted([*shard.train, *shard.validation]) == list(index)
+        assert len(shard.train) >= 1
+
+
+@pytest.mark.parametrize("name", ["slfed-dist0", "slfed-dist1", "slfed-dist2", "slfed-dist3", "cafa-mixed"])
+def test_splits_that_share_samples_keep_about_the_share_that_is_asked_for(name):
+    x = np.zeros((5000, 1, 2, 2), dtype=np.uint8)
+    labels = tuple("abcdefghij")
+    data = Dataset(x, np.arange(5000) % 10, test=Dataset(x[:100], np.arange(100) % 10, labels=labels), labels=labels)
+    options = {"iid": 0.5} if name == "cafa-mixed" else {}
+    population = populate(data, split_rules.make(name, clients=10, **options), Division(validation=0.2, test="global"))
+    trained = set(np.concatenate([shard.train for shard in population.shards]).tolist())
+    for shard in population.shards:
+        assert not trained & set(shard.validation.tolist())
+        assert 0.1 < len(shard.validation) / (len(shard.train) + len(shard.validation)) < 0.3
+
+
+@given(
     sizes=st.lists(st.integers(1, 12), min_size=1, max_size=5),
     validation=st.sampled_from([0.0, 0.05, 0.1, 0.5]),
     share=st.sampled_from([0.0, 0.06, 0.2, 0.49]),
@@ -148,6 +176,7 @@ def test_published_test_data_needs_a_test_part(kind):
 
 def test_clients_that_share_samples_cannot_be_tested_on_their_own():
     split = Split((np.arange(40), np.arange(20, 60)), repeats=True)
+    assert [len(shard.test) for shard in populate(DATA, split, Division(test="own", test_share=0)).shards] == [0, 0]
     with pytest.raises(SettingsError, match="test=own: clients of this split share samples"):
         populate(DATA, split, Division(test="own"))
     shared, alone = populate(DATA, split), populate(DATA, THREE)

@@ -18,9 +18,12 @@ from coterie.data.splits.dirichlet import _in_turns
 DEFINITIONS = ("class-balanced", "class", "client", "client-prior")
 NAMES = {
     *("iid", "dirichlet", "label-skew", "quantity", "autocfl-label", "autocfl-input", "autocfl-motivation", "cafa"),
-    *("cafa-mixed", "slfed-dist0", "slfed-dist1", "slfed-dist2", "slfed-dist3", "natural", "given"),
+    *("cafa-mixed", "cafa-chunks", "cafa-consecutive", "slfed-dist0", "slfed-dist1", "slfed-dist2", "slfed-dist3"),
+    *("natural", "given"),
 }
-EXHAUSTIVE = ("iid", "dirichlet", "label-skew", "quantity", "autocfl-input", "cafa")
+EXHAUSTIVE = (
+    *("iid", "dirichlet", "label-skew", "quantity", "autocfl-input", "cafa", "cafa-chunks", "cafa-consecutive"),
+)
 RANDOM = sorted(NAMES - {"natural", "given"})
 
 
@@ -150,6 +153,8 @@ def test_a_label_without_samples_is_nobodys(name):
         ("cafa-mixed", "iid", 1.5, r"iid=1.5: a share in \[0, 1\]"),
         ("cafa-mixed", "classes", 11, "classes=11: toy has 10 classes"),
         ("cafa-mixed", "alpha", 0, "alpha=0.0: a number above 0"),
+        ("cafa-consecutive", "classes", 11, "classes=11: toy has 10 classes"),
+        ("cafa-consecutive", "classes", 0, "classes=0: at least 1"),
         ("slfed-dist0", "scale", 0, "scale=0.0: a number above 0"),
         ("slfed-dist0", "scale", 1, "scale=1.0: at most 0.02"),
     ],
@@ -582,6 +587,47 @@ def test_cafa_mixed_makes_up_for_scarce_classes():
 @pytest.mark.parametrize(("share", "alike"), [(0, 0), (0.5, 10), (1, 20)])
 def test_cafa_mixed_shares_of_iid_clients(share, alike):
     assert (divided("cafa-mixed", even(1000, 10), iid=share).groups == 0).sum() == alike
+
+
+def test_cafa_chunks_are_one_to_nine_classes_in_equal_parts():
+    data = even(50_000, 10)
+    numbers = set()
+    for seed in range(10):
+        counts = divided("cafa-chunks", data, seed).label_counts(data)
+        assert (counts.sum(axis=0) == 5000).all()
+        numbers |= set((counts > 0).sum(axis=1).tolist())
+        for column in counts.T:
+            # All parts of a class are of one size, but for who had to take several.
+            owned = column[column > 0]
+            assert np.allclose(owned / owned.min(), np.rint(owned / owned.min()), atol=0.05)
+    assert (min(numbers), max(numbers)) == (1, 9)
+
+
+@pytest.mark.parametrize(("classes", "most"), [(10, 9), (3, 2), (2, 1), (1, 1)])
+def test_cafa_chunks_with_other_numbers_of_classes_and_hardly_any_clients(classes, most):
+    data = even(100 * classes, classes)
+    for seed in range(20):
+        labels = (divided("cafa-chunks", data, seed, clients=2).label_counts(data) > 0).sum(axis=1)
+        assert 1 <= labels.min() <= labels.max() <= most
+
+
+def test_cafa_consecutive_classes_follow_each_other_in_a_circle():
+    data = even(50_000, 10)
+    for seed in range(5):
+        counts = divided("cafa-consecutive", data, seed, clients=20, classes=6).label_counts(data)
+        assert (counts.sum(axis=0) == 5000).all()
+        first = counts[0]  # nothing has run out yet
+        owned = np.flatnonzero(first)
+        assert len(owned) == 6
+        assert sorted(np.diff(np.flatnonzero(np.tile(first > 0, 2))))[-1] == 5  # one gap of four
+        assert np.ptp(first[owned]) <= 6
+
+
+def test_cafa_consecutive_sizes_are_unequal_and_nobody_gets_only_what_is_left():
+    sizes = divided("cafa-consecutive", even(50_000, 10)).sizes
+    assert sizes.sum() == 50_000
+    assert sizes.max() > 2 * sizes.min()
+    assert sizes.min() > 50_000 * 10 / (20 * 100) - 1
 
 
 # --- SLFed ------------------------------------------------------------------------------------------------------------

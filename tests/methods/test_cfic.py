@@ -164,6 +164,19 @@ class TestClusters:
             assert len(cohort) == size
             assert {LABELS[client] for client in cohort} == {0, 1, 2, 3}
 
+    def test_the_first_cohort_can_be_drawn_as_that_of_fedavg_while_the_next_are_not(self):
+        fed = federation()
+        uniform, clusters = (
+            CFIC(rounds=1, participation=0.5, first=first).fit(fed) for first in ("uniform", "clusters")
+        )
+        assert took_part(uniform) == took_part(FedAvg(rounds=1, participation=0.5).fit(fed)) != took_part(clusters)
+        assert uniform.state.labels.tolist() == clusters.state.labels.tolist() == list(LABELS)
+        later = CFIC(rounds=2, participation=0.5, first="uniform").fit(fed)
+        second = [
+            after["rounds_taken_part"] - (client in took_part(uniform)) for client, after in enumerate(later.clients)
+        ]
+        assert {label for label, times in zip(LABELS, second, strict=True) if times} == {0, 1, 2, 3}
+
     def test_the_printed_quota_takes_one_of_every_cluster_and_draws_the_rest(self):
         # 4 places for 2 clusters of 3: an even share is 2 of each; one of each leaves 2 places, so 3 and 1 come up too.
         shares = {"max": set(), "min": set()}

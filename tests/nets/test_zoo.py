@@ -1,4 +1,4 @@
-"""The networks, by their parameter counts."""
+"""The networks, by their parameter counts and by the shapes inside them."""
 
 import pytest
 import torch
@@ -52,6 +52,30 @@ def test_parameter_counts(name, shape, classes, count):
     assert make_net(name, shape, classes).parameters.total == count
 
 
+FIVES = [(28, 28), (14, 14), (10, 10), (5, 5)]
+"""Sides of 32x32 images behind two unpadded 5x5 convolutions and the poolings after them."""
+
+SHAPES = [
+    ("cnn-6-16", CIFAR, [6, 6, 16, 16], FIVES),
+    ("lenet5", CIFAR, [6, 6, 16, 16], FIVES),
+    ("cfic-cifar", CIFAR, [64] * 4, FIVES),
+    ("cnn-20-50", MNIST, [20, 20, 50, 50], [(24, 24), (12, 12), (8, 8), (4, 4)]),
+    ("cnn-16-32", MNIST, [16, 16, 32, 32], [(24, 24), (12, 12), (8, 8), (4, 4)]),
+    ("cfic-mnist", MNIST, [32, 32, 64, 64], [(28, 28), (14, 14), (14, 14), (7, 7)]),
+    ("cfic-emnist", MNIST, [32, 32, 32, 64, 64], [(24, 24), (20, 20), (10, 10), (6, 6), (3, 3)]),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "channels", "sides"), SHAPES)
+def test_shapes_behind_every_convolution_and_pooling(name, shape, channels, sides):
+    module, seen = nets[name](shape, 10), []
+    for layer in module.modules():
+        if isinstance(layer, torch.nn.Conv2d | torch.nn.MaxPool2d):
+            layer.register_forward_hook(lambda layer, inputs, output: seen.append(tuple(output.shape[1:])))
+    module(torch.zeros(1, *shape))
+    assert seen == [(width, *side) for width, side in zip(channels, sides, strict=True)]
+
+
 @pytest.mark.parametrize(("name", "count"), TOKEN_COUNTS)
 def test_parameter_counts_for_70_different_tokens(name, count):
     assert make_net(name, (20,), 6, vocabulary=70).parameters.total == count
@@ -77,7 +101,7 @@ def test_simple_nets_take_features(name):
     assert make_net(name, (13,), 2).classes == 2
 
 
-LEAST = {"cnn": 4, "cfic-mnist": 4, "cfic-emnist": 8, "lenet5": 16, "cfic-cifar": 16, "cnn-6-16": 16, "resnet9": 8}
+LEAST = {"cnn": 4, "cfic-mnist": 4, "cfic-emnist": 20, "lenet5": 16, "cfic-cifar": 16, "cnn-6-16": 16, "resnet9": 8}
 
 
 @pytest.mark.parametrize(("name", "least"), LEAST.items())

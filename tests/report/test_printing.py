@@ -149,8 +149,8 @@ def test_a_step_between_evaluations_is_said_in_every_document():
         return result_table(replace(spec, published=published), Findings({"method": ("a", "b")}, runs))
 
     rounds = made("rounds_to(accuracy_mean, 0.9)", 0, a=[13], b=[29])
-    said = "≈ within 2 standard deviations, rounding or a step between evaluations (10) of the paper's number"
-    assert f"{said}; ≠ further from it." in layout(rounds).remarks
+    said = "≈ within 2 standard errors of the difference, rounding or a step between evaluations (10)"
+    assert f"{said} of the paper's number; ≠ further from it." in layout(rounds).remarks
     for text in (markdown(rounds), html(rounds), " ".join(printed(rounds, 60).split())):
         assert "a step between evaluations (10)" in text
     assert "or a step between evaluations (10) of" in latex(rounds)
@@ -171,6 +171,7 @@ def test_a_summary_is_printed():
     summary = summarised("x", [result_table(spec, findings)], orderings(spec, findings, ["AutoCFL"]))
     assert summary_markdown(summary).split("\n\n") == [
         "5 published numbers: 2 reproduced, 1 different, 1 not comparable, 1 beside scaled runs. "
+        "Reproduced is within 2 standard errors of the difference of means; within 2 standard deviations of it are 2. "
         "6 further cells were not run.",
         "| table | value | method | ahead in the paper | ours, equal rounds | ours, equal steps |\n"
         "| :--- | :--- | :--- | :--- | :--- | :--- |\n"

@@ -56,15 +56,26 @@ def test_ours_and_the_papers_are_in_the_same_unit():
         ([0.5], [48.5], Verdict.REPRODUCES),
         ([0.5], [52.0, 1.0], Verdict.REPRODUCES),  # two deviations of theirs
         ([0.5], [52.01, 1.0], Verdict.DIFFERS),
-        ([0.49, 0.50, 0.51], [52.0], Verdict.REPRODUCES),  # two of ours
-        ([0.49, 0.50, 0.51], [52.1], Verdict.DIFFERS),
-        ([0.49, 0.50, 0.51], [52.8, 1.0], Verdict.REPRODUCES),  # two of the difference: 2 * 2^0.5
-        ([0.49, 0.50, 0.51], [52.9, 1.0], Verdict.DIFFERS),
+        ([0.45, 0.50, 0.55], [55.7], Verdict.REPRODUCES),  # two errors of ours: 2 * 5 / 3^0.5 = 5.77
+        ([0.45, 0.50, 0.55], [55.8], Verdict.DIFFERS),
+        ([0.45, 0.50, 0.55], [58.1, 5.0], Verdict.REPRODUCES),  # two of the difference: 5.77 * 2^0.5 = 8.16
+        ([0.45, 0.50, 0.55], [58.2, 5.0], Verdict.DIFFERS),
+        ([0.49, 0.50, 0.51], [51.5], Verdict.REPRODUCES),  # two errors are 1.15 points, less than 1.5
         ([], [50.0], Verdict.NOT_RUN),
     ],
 )
-def test_numbers_reproduce_within_two_deviations_or_one_and_a_half_points(ours, published, verdict):
+def test_numbers_reproduce_within_two_standard_errors_or_one_and_a_half_points(ours, published, verdict):
     assert single(ours, published).verdict is verdict
+
+
+@pytest.mark.parametrize(("published", "verdict", "near"), [(55.7, 1, 1), (58.0, 0, 1), (60.1, 0, 0)])
+def test_a_wide_spread_of_runs_reproduces_nothing_and_is_counted_apart(published, verdict, near):
+    # Deviation 5, so that two of it are 10 points, and two standard errors 5.77.
+    spec = table_of(percent=True, published={"a": [published]}, rows=("method",), columns=())
+    table = result_table(spec, Findings({"method": ("a",)}, {("a",): seeds(0.45, 0.50, 0.55)}, 3))
+    found = summarised("x", [table])
+    assert (found.verdicts[Verdict.REPRODUCES], found.within_deviations) == (verdict, near)
+    assert f"within 2 standard deviations of it are {near}." in found.lines()[1]
 
 
 def test_what_is_no_percentage_has_no_points():
@@ -473,6 +484,7 @@ def test_a_summary_counts_and_says_what_holds():
     found = summarised("autocfl/table1", [result_table(spec, findings)], orderings(spec, findings, ["AutoCFL"]))
     assert found.lines() == [
         "5 published numbers: 2 reproduced, 1 different, 1 not comparable, 1 beside scaled runs.",
+        "Reproduced is within 2 standard errors of the difference of means; within 2 standard deviations of it are 2.",
         "6 further cells were not run.",
     ]
     assert found.claims == [

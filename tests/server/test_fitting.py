@@ -265,6 +265,16 @@ def test_groups_are_known_also_of_rounds_that_are_not_evaluated(temporary_method
     assert rarely.summary["stable_since"] == 2
 
 
+def test_who_has_one_group_from_beginning_to_end_has_no_round_since_which_groups_are_stable(temporary_method):
+    never = grouped([[0] * 6, [0] * 6], [0, 0, 1, 1, 2, 2])
+    assert never.summary["stable_since"] is None
+    assert never.summary["placed_right"] == 2
+
+
+def test_groups_that_were_joined_again_are_stable_since_then(temporary_method):
+    assert grouped([[0, 0, 1, 1, 2, 2], [0] * 6], [0] * 6).summary["stable_since"] == 2
+
+
 def test_one_client_placed_wrong_is_counted(temporary_method):
     result = grouped([[0] * 6, [0, 0, 1, 1, 2, 1]], [0, 0, 1, 1, 2, 2])
     assert result.summary["placed_right"] == 5

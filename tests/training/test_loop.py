@@ -81,6 +81,7 @@ PLAIN = [
     LocalTraining(epochs=3, batch=0, rate=0.2),
     LocalTraining(epochs=1.7, batch=4, rate=0.2),
     LocalTraining(steps=5, batch=4, rate=0.2),
+    LocalTraining(epochs=3, batch=4, rate=0.2, whole_batches=True),
 ]
 
 
@@ -134,6 +135,22 @@ def test_an_epoch_is_every_sample_once_in_a_new_order_each_time():
     for order in orders:
         assert sorted(order) == list(here.shards[2].train)
     assert (orders[0] != orders[1]).any()
+
+
+def test_whole_batches_leave_out_what_does_not_fill_one_and_take_as_many_steps():
+    here = world(mlp, (7, 3, 12))
+    local = LocalTraining(epochs=3, batch=5, whole_batches=True)
+    # 12 samples: 3 x 3 steps as otherwise, in passes of two full batches.
+    batches = batches_of(here, 2, local)
+    assert [len(batch) for batch in batches] == [5] * 9
+    passes = [np.concatenate(batches[first : first + 2]) for first in (0, 2, 4, 6)]
+    assert all(len(set(one)) == 10 for one in passes)
+    assert len({frozenset(one) for one in passes}) > 1
+    # 3 samples fill no batch, and are all that there is.
+    assert [sorted(batch) for batch in batches_of(here, 1, local)] == [list(here.shards[1].train)] * 3
+    even = LocalTraining(epochs=3, batch=4)
+    same = zip(batches_of(here, 2, even), batches_of(here, 2, replace(even, whole_batches=True)), strict=True)
+    assert all(np.array_equal(one, other) for one, other in same)
 
 
 def test_augmentation_is_drawn_anew_for_every_step_client_and_round():

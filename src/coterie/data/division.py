@@ -21,7 +21,8 @@ class Division(Checked):
     """
 
     validation: Annotated[float, within("[0, 1)", "a share in [0, 1)")] = 0.1
-    """Share of a client's samples that is kept for validation."""
+    """Share of a client's samples that is kept for validation. Where clients share samples it is a share of all
+    samples, which nobody trains on."""
 
     test: TestKind = "auto"
     """What a client is tested on: samples of its `own` that it does not train on, all published test samples of the

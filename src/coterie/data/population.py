@@ -159,14 +159,17 @@ def populate(
         kind = "own"
         if made.repeats:
             kind = "proportions" if data.kind_of_task.one_class else "global"
-    if kind == "own" and made.repeats:
+    if kind == "own" and made.repeats and division.test_share:
         raise SettingsError("test=own: clients of this split share samples, so one trains on what another is tested on")
     if kind != "own" and data.test is None:
         raise DataError(f"test={kind}: {data.name} has no test part; set one aside with hold_out, or use test=own")
     pool = _PoolUnderConstruction(data)
+    shared = None
+    if made.repeats and division.validation:
+        shared = _nobody_trains_on(indices, division.validation, len(data), generator(seed, "shared validation"))
     shards = []
     for name, index, transform in zip(made.names, indices, made.transforms, strict=True):
-        own = _divided(index, division, kind == "own", generator(seed, "division", name))
+        own = _divided(index, division, kind == "own", generator(seed, "division", name), shared)
         tests = own[2] if kind == "own" else _published(data, own[0], kind, generator(seed, "test", name))
         shards.append(Shard(name, *(pool.places(part, transform) for part in (own[0], own[1], tests))))
     if division.server_from == "test":
@@ -275,11 +278,37 @@ def _last_of_each_class(data: Dataset, count: int) -> np.ndarray:
     return len(data) + np.sort(np.argsort(after, kind="stable")[:count])
 
 
+def _nobody_trains_on(
+    indices: Sequence[np.ndarray], share: float, samples: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Which samples are kept for validation by all clients that have them, [sample]; each has one left to train on.
+
+    Where clients share samples, these are drawn instead of places in each client's data: what validates one client's
+    model would otherwise be trained on by others, whose models it gets.
+    """
+    used = np.unique(np.concatenate(indices))
+    kept = np.zeros(samples, dtype=bool)
+    kept[rng.permutation(used)[: round(share * len(used))]] = True
+    for index in indices:
+        if kept[index].all():
+            kept[rng.choice(index)] = False
+    return kept
+
+
 def _divided(
-    index: np.ndarray, division: Division, own_test: bool, rng: np.random.Generator
+    index: np.ndarray,
+    division: Division,
+    own_test: bool,
+    rng: np.random.Generator,
+    kept: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Training, validation and test samples of one client; every part gets a sample before any gets a second."""
+    """Training, validation and test samples of one client; every part gets a sample before any gets a second.
+
+    Where clients share samples, `kept` says which are for validation.
+    """
     index = rng.permutation(index)
+    if kept is not None:
+        return index[~kept[index]], index[kept[index]], index[:0]
     others = 2 if division.validation and len(index) > 2 else 1
     tests = _part(len(index), division.test_share if own_test else 0, len(index) - others)
     validation = _part(len(index), division.validation, len(index) - tests - 1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from itertools import product
-from math import hypot
+from math import hypot, sqrt
 from typing import Any, Literal
 
 from coterie.runs.folder import StoredRun
@@ -26,9 +26,10 @@ METHOD = "method"
 SIGNIFICANT = 0.05
 """Probability below which a difference counts as clear, after correction for many comparisons."""
 
-_DEVIATIONS = 2.0
+_ERRORS = 2.0
 _POINTS = 1.5
-"""How far, in deviations or in points of a percentage, a number may be from the paper's and still reproduce it."""
+"""How far, in standard errors of the difference or in points of a percentage, a number may be from the paper's and
+still reproduce it."""
 
 
 class Verdict(StrEnum):
@@ -71,6 +72,8 @@ class ResultCell:
     """How finely ours is measured; 0 if it is exact."""
     difference: float | None = None
     """Ours less the paper's, where the two can be compared."""
+    within_deviations: bool = False
+    """Whether it is as near to the paper's as single runs may be: that wide a spread says little about the means."""
     notes: tuple[str, ...] = ()
     """What must be known about our number."""
     paper_notes: tuple[str, ...] = ()
@@ -135,16 +138,16 @@ class ResultTable:
     @property
     def tolerance(self) -> str:
         """When a number reproduces the paper's, in words."""
-        deviations, least = (
-            f"{_DEVIATIONS:g} standard deviations",
+        errors, least = (
+            f"{_ERRORS:g} standard errors of the difference",
             f"{_POINTS:g} points" if self.spec.percent else "rounding",
         )
         judged = [cell for cell in self.shown if cell.verdict in (Verdict.REPRODUCES, Verdict.DIFFERS)]
         steps = sorted(cell.resolution for cell in judged if cell.resolution)
         if not steps:
-            return f"within {deviations} or {least}"
+            return f"within {errors} or {least}"
         ends = dict.fromkeys(f"{step:.{self.spec.digits}f}" for step in (steps[0], steps[-1]))
-        return f"within {deviations}, {least} or a step between evaluations ({' to '.join(ends)})"
+        return f"within {errors}, {least} or a step between evaluations ({' to '.join(ends)})"
 
     def __iter__(self) -> Iterator[ResultCell]:
         """All cells, in the order of the study."""
@@ -342,15 +345,19 @@ def _judged(spec: TableSpec, cell: ResultCell, scaled: bool) -> ResultCell:
         return replace(cell, verdict=Verdict.UNPUBLISHED if paper is None else Verdict.INCOMPARABLE)
     if cell.mean is None or paper.mean is None:  # one of the two says never, or both
         difference, agree = None, cell.mean is None and paper.mean is None
+        loosely = agree
     else:
         difference = cell.mean - paper.mean
         # The deviation of the difference between a run of ours and one of theirs.
         spread = hypot(cell.deviation or 0.0, paper.deviation or 0.0)
         # What is no percentage is allowed what rounding took from the printed number.
-        least = _POINTS if spec.percent else 0.5 * 10.0**-spec.digits
-        agree = abs(difference) <= max(_DEVIATIONS * spread, least, cell.resolution) + 1e-9
+        least = max(_POINTS if spec.percent else 0.5 * 10.0**-spec.digits, cell.resolution)
+        # Papers rarely say of how many runs their means are: of as many as ours, it is assumed.
+        agree, loosely = (
+            abs(difference) <= max(_ERRORS * width, least) + 1e-9 for width in (spread / sqrt(cell.ours.count), spread)
+        )
     verdict = Verdict.SCALED if scaled else Verdict.REPRODUCES if agree else Verdict.DIFFERS
-    return replace(cell, verdict=verdict, difference=difference)
+    return replace(cell, verdict=verdict, difference=difference, within_deviations=loosely)
 
 
 def _group(cell: ResultCell) -> tuple[Labels, str]:
@@ -535,6 +542,8 @@ class Summary:
     orderings: tuple[Ordering, ...]
     not_begun: tuple[str, ...] = ()
     """Titles of tables of which nothing was run, though something of others was."""
+    within_deviations: int = 0
+    """How many published numbers would be reproduced if it were enough to be as near as single runs may be."""
 
     @property
     def published(self) -> int:
@@ -563,6 +572,11 @@ class Summary:
         if self.published:
             counts = ", ".join(f"{count} {_WORDS[verdict]}" for verdict, count in self.verdicts.items() if count)
             said.append(f"{self.published} published numbers: {counts}.")
+        if self.verdicts.get(Verdict.REPRODUCES, 0) + self.verdicts.get(Verdict.DIFFERS, 0):
+            said.append(
+                f"Reproduced is within {_ERRORS:g} standard errors of the difference of means; "
+                f"within {_ERRORS:g} standard deviations of it are {self.within_deviations}."
+            )
         if self.unpublished_not_run:
             said.append(f"{self.unpublished_not_run} further cells were not run.")
         if self.not_begun:
@@ -629,4 +643,6 @@ def summarised(name: str, tables: Sequence[ResultTable], found: Sequence[Orderin
     verdicts = Counter(cell.verdict for cell in cells if cell.published)
     idle = sum(cell.verdict is Verdict.NOT_RUN for cell in cells if not cell.published)
     later = [table.spec.title for table in tables if not table.begun] if any(table.begun for table in tables) else []
-    return Summary(name, {verdict: verdicts[verdict] for verdict in _WORDS}, idle, tuple(found), tuple(later))
+    judged = (Verdict.REPRODUCES, Verdict.DIFFERS)
+    near = sum(cell.within_deviations for cell in cells if cell.verdict in judged)
+    return Summary(name, {verdict: verdicts[verdict] for verdict in _WORDS}, idle, tuple(found), tuple(later), near)

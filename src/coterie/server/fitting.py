@@ -377,5 +377,7 @@ def _summary(
     if truth is not None and scores.groups is not None:
         there = scores.clients
         summary |= agreement(scores.groups[there], truth[there])
-        summary["stable_since"] = now.groups[-1]["round"]
+        # Who never had more than one group has found nothing that could be stable.
+        parted = any(len({*change["groups"]}) > 1 for change in now.groups)
+        summary["stable_since"] = now.groups[-1]["round"] if parted else None
     return summary | {"ledger": fed.ledger.by_kind()}

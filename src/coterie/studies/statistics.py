@@ -1,8 +1,9 @@
 """Statistics of runs by name, over seeds, and of one method against another.
 
 A study says what its tables show in words such as `accuracy_mean`, `best_round.accuracy_mean` or
-`rounds_to(accuracy_mean, 0.8)`. `statistic` reads them, so that a slip is found when the study is read and not after
-its runs. A figure over seeds is an `Estimate`, which knows the runs that it comes from.
+`rounds_to(accuracy_mean, 0.8)`; where a function takes a key of rounds, `smoothed(accuracy_mean, 0.9)` may stand
+instead, for papers that print their smoothed curves. `statistic` reads them, so that a slip is found when the study is
+read and not after its runs. A figure over seeds is an `Estimate`, which knows the runs that it comes from.
 """
 
 import csv
@@ -63,6 +64,16 @@ def _of_tasks() -> set[str]:
 
 
 # Statistics of a run
+
+
+class Smoothed(NamedTuple):
+    """The course of a figure as a smoothed curve: `smoothed(key, weight)` where a function takes a key of rounds."""
+
+    key: RoundKey
+    weight: float
+
+    def __str__(self) -> str:
+        return f"smoothed({self.key}, {self.weight:g})"
 
 
 @dataclass(frozen=True)
@@ -164,7 +175,7 @@ def statistic(text: str) -> Statistic:
             measured = {key for name in measures for key in measures[name].gives}
             _require(key, summary_keys() | measured, "statistic", _functions.keys() - {"key"})
         return Statistic(text, "key", (key,))
-    name, given = call[1], next(csv.reader([call[2]], skipinitialspace=True), [])
+    name, given = call[1], _split(call[2])
     _require(name, _functions.keys() - {"key"}, "statistic")
     parameters = _functions[name].parameters
     if len(given) != len(parameters):
@@ -179,12 +190,26 @@ def statistic(text: str) -> Statistic:
     return Statistic(text, name, arguments)
 
 
+_SMOOTHED = r"smoothed\s*\(([^()]*)\)"
+
+
+def _split(arguments: str) -> list[str]:
+    """The arguments of a function; a smoothed course among them, which can only be the first, is one."""
+    course = re.match(rf"\s*{_SMOOTHED}\s*(?:,|$)", arguments)
+    rest = arguments[course.end() :] if course else arguments
+    return [*([course[0].rstrip(", ")] if course else []), *next(csv.reader([rest], skipinitialspace=True), [])]
+
+
 def _require(name: str, known: Collection[str], kind: str, more: Iterable[str] = ()) -> None:
     if name not in known:
         raise unknown(kind, name, {*known, *more})
 
 
 def _argument(text: str, name: str, kind: Any, said: str) -> Any:
+    smoothed = re.fullmatch(_SMOOTHED, said)
+    if smoothed and kind is RoundKey:
+        course = statistic(said)
+        return Smoothed(*course.arguments)
     if kind in (RoundKey, ClientKey):
         _require(said, round_keys() if kind is RoundKey else client_keys(), f"key in the statistic {text!r}")
         return said
@@ -215,8 +240,12 @@ def figure_of(record: Mapping[str, Any], key: str) -> float | None:
     return _number(record.get(key))
 
 
-def _course(run: StoredRun, key: str) -> list[tuple[int, float]]:
+def _course(run: StoredRun, key: str | Smoothed) -> list[tuple[int, float]]:
     """The evaluated rounds in which there is a figure, and the figure."""
+    if isinstance(key, Smoothed):
+        course = _course(run, key.key)
+        rounds, values = [number for number, _ in course], [value for _, value in course]
+        return [*zip(rounds, smooth(rounds, values, key.weight).tolist(), strict=True)]
     found = ((record["round"], figure_of(record, key)) for record in run.rounds)
     return [(number, value) for number, value in found if value is not None]
 
@@ -259,10 +288,8 @@ def _at(run: StoredRun, key: RoundKey, number: int) -> float | None:
 @_function("smoothed")
 def _smoothed(run: StoredRun, key: RoundKey, weight: Weight) -> float | None:
     """The last point of the curve in which a value counts `weight` times less with every round."""
-    course = _course(run, key)
-    return (
-        float(smooth([number for number, _ in course], [value for _, value in course], weight)[-1]) if course else None
-    )
+    course = _course(run, Smoothed(key, weight))
+    return course[-1][1] if course else None
 
 
 @_function("rounds_to")

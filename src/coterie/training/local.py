@@ -31,6 +31,10 @@ class LocalTraining(Checked):
     batch: Annotated[int, at_least(0, "at least 1, or 0 for all samples at once")] = 32
     """Samples in a step; 0 takes all of a client's samples at once."""
 
+    whole_batches: bool = False
+    """Take full batches only: what is left of a client's samples at the end of a pass is left out of it, and the next
+    pass begins. There are as many steps as otherwise. A client that has no full batch takes all of its samples."""
+
     rate: Positive = 0.1
     """Learning rate."""
 

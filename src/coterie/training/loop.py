@@ -487,11 +487,12 @@ def _drawn(pool: Pool, tracks: Sequence[Track], stream: int, rows: int | None) -
 
 
 def _places(track: Track, rng: np.random.Generator) -> np.ndarray:
-    """The client's own samples by step, [step, row]: a new order every epoch, -1 where a batch is not full."""
+    """The client's own samples by step, [step, row]: a new order every pass, -1 where a batch is not full."""
     samples, batch = len(track.index), track.width
-    orders = np.full((ceil(track.steps / track.epoch), track.epoch * batch), -1, dtype=np.int64)
+    steps = samples // batch if track.local.whole_batches else track.epoch
+    orders = np.full((ceil(track.steps / steps), steps * batch), -1, dtype=np.int64)
     for order in orders:
-        order[:samples] = rng.permutation(samples)
+        order[:samples] = rng.permutation(samples)[: steps * batch]
     return orders.reshape(-1, batch)[: track.steps]
 
 

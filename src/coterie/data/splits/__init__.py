@@ -6,7 +6,7 @@ two splits with the same samples are equal.
 
 from coterie.data.split import split_rules
 from coterie.data.splits.autocfl import AutoCFLInput, AutoCFLLabel, AutoCFLMotivation
-from coterie.data.splits.cafa import CAFAClasses, CAFAMixed
+from coterie.data.splits.cafa import CAFAChunks, CAFAClasses, CAFAConsecutive, CAFAMixed
 from coterie.data.splits.dirichlet import Dirichlet, Quantity
 from coterie.data.splits.known import Given, Natural, by_samples
 from coterie.data.splits.plain import IID, LabelSkew

@@ -88,6 +88,78 @@ class CAFAMixed(SplitRule):
         return Split(indices, groups=np.arange(self.clients) >= alike, repeats=True)
 
 
+@split_rules.register("cafa-chunks")
+class CAFAChunks(SplitRule):
+    """CAFA's code, mode 0: 1 to 9 chunks of classes per client, the chunks of a class of equal size.
+
+    Each client draws how many chunks it gets, uniformly from one to one less than there are classes. As many chunks as
+    that is in all are spread over the classes at random, at least one for each; a client takes one of each of the
+    classes that have most left. Where the authors' code fails, because fewer classes are left than a client wants, it
+    takes several chunks of one. A class that nobody needs, which takes very few clients, stays unused.
+    """
+
+    def divide(self, data: Dataset, rng: np.random.Generator) -> Split:
+        """Draw numbers of chunks, let clients take them in turns, and cut each class among its chunks."""
+        require_samples(data, self.clients)
+        y, available = numbered_classes(data)
+        numbers = rng.integers(1, max(1, len(available) - 1), self.clients, endpoint=True)
+        taken = _taken_chunks(rng, numbers, _spread(rng, int(numbers.sum()), len(available)))
+        counts = np.zeros(taken.shape, dtype=np.int64)
+        for label in np.flatnonzero(taken.any(axis=0)):
+            counts[:, label] = cut_to_each(int(available[label]), taken[:, label], taken[:, label] > 0)
+        return Split(deal(rng, y, counts))
+
+
+@split_rules.register("cafa-consecutive")
+class CAFAConsecutive(SplitRule):
+    """CAFA's code, mode 2: consecutive classes per client from a random one on, in random unequal sizes.
+
+    Sizes are in proportion to whole numbers drawn from 10 to 100; in the authors' code the last client gets only what
+    rounding has left. A client takes equal parts of its classes, round in a circle; where one has run out, it goes on
+    to the next ones. Every sample is dealt out.
+    """
+
+    classes: Count = 6
+    """Classes per client, as long as they last: 6 in the authors' script, 2 by default in their code."""
+
+    def divide(self, data: Dataset, rng: np.random.Generator) -> Split:
+        """Draw sizes, and let one client after another take its classes."""
+        require_samples(data, self.clients)
+        y, available = numbered_classes(data)
+        require(self.classes <= len(available), "classes", self.classes, f"{data.name} has {len(available)} classes")
+        weights = rng.integers(10, 100, self.clients, endpoint=True)
+        sizes = cut_to_each(len(data), weights, np.ones(self.clients, dtype=np.int64))
+        counts, left = np.zeros((self.clients, len(available)), dtype=np.int64), available.copy()
+        for client, size in enumerate(sizes):
+            label, wanted, part = int(rng.integers(len(available))), int(size), -(-int(size) // self.classes)
+            while wanted:
+                share = min(part, int(left[label]), wanted)
+                counts[client, label] += share
+                left[label] -= share
+                label, wanted = (label + 1) % len(available), wanted - share
+        return Split(deal(rng, y, counts))
+
+
+def _spread(rng: np.random.Generator, chunks: int, classes: int) -> np.ndarray:
+    """How many chunks each class is cut into, [class]: one if there are enough, and the others at random."""
+    least = rng.permutation(np.arange(classes) < chunks).astype(np.int64)
+    return least + rng.multinomial(chunks - least.sum(), np.full(classes, 1 / classes))
+
+
+def _taken_chunks(rng: np.random.Generator, numbers: np.ndarray, left: np.ndarray) -> np.ndarray:
+    """How many chunks of each class each client takes, [client, class], if it takes of what there is most left."""
+    left = left.copy()
+    taken = np.zeros((len(numbers), len(left)), dtype=np.int64)
+    for client, number in enumerate(numbers):
+        while number:
+            order = np.lexsort((rng.random(len(left)), -left))
+            chosen = order[: min(number, np.count_nonzero(left))]
+            taken[client, chosen] += 1
+            left[chosen] -= 1
+            number -= len(chosen)
+    return taken
+
+
 def _drawn_classes(rng: np.random.Generator, numbers: np.ndarray, classes: int) -> np.ndarray:
     """The random classes that each client owns, [client, class]: as many distinct ones as its number says."""
     lots = np.argsort(rng.random((len(numbers), classes)), axis=1)

@@ -13,7 +13,7 @@ from coterie.report.score import ACCURACY, Score, is_share, word
 from coterie.report.words import FUNCTIONS
 from coterie.runs.folder import StoredRun
 from coterie.runs.identity import world_of
-from coterie.studies.statistics import Ends, statistic
+from coterie.studies.statistics import Ends, Smoothed, statistic
 
 Runs = Mapping[str, Sequence[StoredRun]]
 """Runs by what to call them: those of one name are of different seeds."""
@@ -38,7 +38,7 @@ def one_of_each(runs: Runs, seed: int) -> dict[str, StoredRun]:
 def named(key: str) -> str:
     """What a figure of a run is called on an axis."""
     what = statistic(key)
-    words = [word(part) if isinstance(part, str) else part for part in what.arguments]
+    words = [word(str(part)) if isinstance(part, str | Smoothed) else part for part in what.arguments]
     called = FUNCTIONS[what.name].format(*words) if what.name in FUNCTIONS else word(key)
     return called + (", %" if is_share(key) else "")
 
