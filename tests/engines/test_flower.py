@@ -13,6 +13,7 @@ import torch
 
 import coterie
 from coterie import Clients, program
+from coterie.clients.clients import CallContext
 from coterie.clients.sealing import Identity, write_peers
 from coterie.core.errors import ProgramError, SettingsError
 from coterie.data import Schema, Split, from_table
@@ -24,6 +25,7 @@ from coterie.nets import codec
 from coterie.nets.stacks import Models
 from coterie.runs.folder import StoredRun
 from coterie.server.federation import Federation
+from coterie.server.served_models import ServedModels
 
 NAMES = ("aachen", "bonn", "celle")
 LABELS = ("cat", "dog", "eel")
@@ -224,6 +226,50 @@ def test_sites_mix_models_by_shares_that_the_server_relays(tmp_path, monkeypatch
     assert len(secrets) > 40
     assert not any(content[-64:] in passed for content in secrets)
     assert names[0].encode() in passed
+
+
+@pytest.mark.parametrize(("name", "options"), [("fedavg", {}), ("ifca", {"clusters": 2}), ("fedem", {"components": 2})])
+def test_sites_add_their_own_priors_and_tell_nobody(name, options, tmp_path):
+    # Some labels are rarer at one site than at another, so that shares are there to be seen.
+    data = everything()
+    indices = [
+        index[(data.y[index] == place) | (np.arange(len(index)) % 2 == 0)] for place, index in enumerate(parts())
+    ]
+    wires = Wires([site.open() for site in settled_at(tmp_path, data, NAMES, indices)])
+    answers = []
+    wires.twist = lambda node, number, answer: answers.append(answer) or answer
+    made = {
+        prior: coterie.methods.make(name, rounds=2, batch=8, prior=prior, **options) for prior in ("own", "learned")
+    }
+    real = run_over(deployment(made["own"]), wires, tmp_path / "run")
+    split = Split(tuple(indices), names=NAMES)
+    fed = coterie.simulate(data, split, "mlp", precision="float64", scaling="none", workers=0)
+    alone, usual = made["own"].fit(fed), made["learned"].fit(fed)
+    same(real.clients, alone.clients)
+    assert [client["loss"] for client in usual.clients] != [client["loss"] for client in alone.clients]
+    assert real.models is None
+    for place, client in enumerate(NAMES):
+        own = ServedModels.read(tmp_path / client / "model.safetensors")
+        np.testing.assert_allclose(own.prior, alone.models.of_client(client).prior, atol=1e-12)
+        inputs = data.x[indices[place]]
+        np.testing.assert_allclose(own.model(client).scores(inputs), alone.model(client).scores(inputs), atol=1e-9)
+    # No count of labels, no share and no prior of any site is in what passed, neither as bytes nor in words.
+    counts = fed.run(coterie.programs.label_histogram).label_histogram
+    passed = b"".join([*answers, *(part for message in wires.sent for part in message.values())])
+    for own in (*counts, *(counts / counts.sum(dim=1, keepdim=True)), *alone.models.prior):
+        for value in (own, own.double(), own.float()):
+            assert value.numpy().tobytes() not in passed
+            assert str(value.tolist()).encode() not in passed
+    outputs = [codec.load(answer, {"mlp": fed.net}).get("outputs", {}) for answer in answers]
+    known = {"model", "choice", "loss", "test_samples", "test_accuracy", "validation", "steps", "rounds"}
+    assert {name for output in outputs for name in output} <= known
+    # What is looked for would be found: a site that is asked for its labels answers with such bytes.
+    wires.twist = lambda node, number, answer: answer
+    asked = dict.fromkeys(("base", "builds_on"))
+    at = vars(CallContext(seed=0, number=1))
+    call = {"format": 1, "ask": "call", "program": "coterie.programs.label_histogram", "run": "r", "at": at, **asked}
+    request = codec.dump({**call, "letters": [], "announcements": {}, "each": {}, "settings": {}})
+    assert counts[0].numpy().tobytes() in wires.sites[7].answer({"request": request})
 
 
 BY_INFERENCE = {

@@ -64,9 +64,16 @@ def run(method, data=None, net=small, scoring=None, split="dirichlet"):
     return fed, method.fit(fed, scoring=scoring)
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
-def test_what_is_taken_home_predicts_what_was_scored(name, scored, tmp_path):
-    options = {"rounds": 3, "batch": 10} | METHODS[name] | ({"shares": "not 8"} if name == "lg-fedavg" else {})
+OWN = ("ditto", "fedavg", "fedem", "fedrep", "flis-dc", "ifca", "lg-fedavg", "per-fedavg")
+"""Methods that serve in every way there is, whose clients add priors of their own."""
+
+
+@pytest.mark.parametrize(
+    ("name", "prior"), [*((name, "learned") for name in sorted(METHODS)), *((name, "own") for name in OWN)]
+)
+def test_what_is_taken_home_predicts_what_was_scored(name, prior, scored, tmp_path):
+    options = {"rounds": 3, "batch": 10, "prior": prior} | METHODS[name]
+    options |= {"shares": "not 8"} if name == "lg-fedavg" else {}
     fed, result = run(coterie.methods.make(name, **options))
     predicted = scored(fed)
     result.models.write(tmp_path / "models.safetensors")

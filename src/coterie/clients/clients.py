@@ -12,7 +12,7 @@ computed alone remembers how several models last did on its data (`best_fit`).
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -31,6 +31,7 @@ from coterie.training.evaluation import EvaluationJob, predictions, rank_and_los
 from coterie.training.forms import Form
 from coterie.training.local import LocalTraining
 from coterie.training.loop import Objective, Terms, Track, Trained, TrainingJob, task_loss
+from coterie.training.priors import log_prior
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ class CallContext:
     """The name of the run, if several runs can reach the same sites."""
     phase: int = 0
     """The number of the call within the round."""
+    prior: float = 0.0
+    """The smoothing of the prior that each client adds to what models give for its data; 0 adds none."""
     test_data: bool = False
     """Whether the method may read clients' own test data, as some published protocols do; their tables say so."""
 
@@ -89,7 +92,7 @@ class Evaluation:
         return self._per_sample(self.loss_sum)
 
 
-HOME, HOME_WEIGHTS = "_home", "_home_weights"
+HOME, HOME_WEIGHTS, HOME_PRIOR = "_home", "_home_weights", "_home_prior"
 """Under these names clients have what they predict with at the end of a run."""
 
 RememberedFits = dict[tuple[str, str], tuple[bytes, Evaluation]]
@@ -269,7 +272,7 @@ class Clients:
         own = start.net.parameters == self.net.parameters
         calls = self._training_call().tolist() if own else [start.net.name] * len(self)
         keys = [(*purpose, name, call) for name, call in zip(self.names, calls, strict=True)]
-        tracks = self._tracks(keys, local, epochs)
+        tracks = self._tracks(keys, local, epochs, local.own_prior if own else 0.0)
         trained = self._train(TrainingJob(self._pool, tracks, start, terms, objective, sample_weights))
         if not own:
             return trained
@@ -281,7 +284,8 @@ class Clients:
 
     def adapt(self, start: Models, local: LocalTraining) -> Models:
         """Models after some local training that leaves no trace: for scoring, and for trying something out."""
-        tracks = self._tracks([(self._at.seed, "adapt", self.round, name, 0) for name in self.names], local)
+        keys = [(self._at.seed, "adapt", self.round, name, 0) for name in self.names]
+        tracks = self._tracks(keys, local, smoothing=local.own_prior)
         return self._train(TrainingJob(self._pool, tracks, start, Terms(), task_loss)).models
 
     def _tracks(
@@ -289,15 +293,20 @@ class Clients:
         keys: Sequence[tuple[Any, ...]],
         local: LocalTraining,
         epochs: Tensor | Sequence[float] | None = None,
+        smoothing: float = 0.0,
     ) -> list[Track]:
-        """The clients as tracks of the training loop, whose random draws have these keys."""
+        """The clients as tracks of the training loop, whose random draws have these keys.
+
+        With a `smoothing` their own priors are kept out of the models.
+        """
+        priors = self.log_prior(smoothing) if smoothing else [None] * len(self)
         passes = [None] * len(self) if epochs is None else torch.as_tensor(epochs, dtype=torch.float64).tolist()
         for shard in self._shards:
             if not len(shard.train):
                 raise CoterieError(f"client {shard.name} has no training samples")
         return [
-            Track(shard.train, key, local.steps_for(len(shard.train), number), local)
-            for shard, key, number in zip(self._shards, keys, passes, strict=True)
+            Track(shard.train, key, local.steps_for(len(shard.train), number), local, prior)
+            for shard, key, number, prior in zip(self._shards, keys, passes, priors, strict=True)
         ]
 
     def _train(self, job: TrainingJob) -> Trained:
@@ -359,7 +368,7 @@ class Clients:
         """
         if len(self) > 1 or on not in ("train", "validation"):
             return self.evaluate(models, on)
-        key, digest = (self.names[0], on), _digest(models)
+        key, digest = (self.names[0], on), _digest(models, self._at.prior)
         if key not in self._fits or self._fits[key][0] != digest:
             self._fits[key] = digest, self.evaluate(models, on)
         return self._fits[key][1]
@@ -388,27 +397,34 @@ class Clients:
 
         The result is [2, model, sample], on the host. With a `mixture` [client, model] the models are one predictor.
         """
-        job, rows, place = self._job(models, samples)
+        job, rows, place = self._job(models, samples, self.prior)
         if mixture is None:
             return self._form.evaluate(job)[:, rows, place]
         labels = self._pool.y[torch.from_numpy(samples.every).to(self._pool.device)]
         outputs = self._mixed_outputs(job, rows, place, samples, mixture)
         return rank_and_loss(self.net.task, outputs[None], labels).cpu()
 
-    def _job(self, models: Models, samples: "_PartSamples") -> tuple[EvaluationJob, Any, Any]:
-        """The job that computes samples under models [client, model], and where in its results they stand."""
+    def _job(self, models: Models, samples: "_PartSamples", prior: Tensor | None) -> tuple[EvaluationJob, Any, Any]:
+        """The job that computes samples under models [client, model], and where in its results they stand.
+
+        A `prior` [client, class] is added to what the models give.
+        """
         owner = torch.from_numpy(samples.owner)
         rows: Any = slice(None)
         place: Any = slice(None)
         # With stride 0 all clients have the same models: all data goes through each of them at once.
         if len(self) == 1 or models.parameters.stride(0) == 0:
-            # A sample that several clients have, as in a common test set, is computed once.
-            job = EvaluationJob(self._pool, models[0], [samples.once] * models.shape[1])
-            if samples.number is not None:
+            # A sample that several clients have, as in a common test set, is computed once, unless their priors differ.
+            once = samples.once if prior is None else samples.every
+            own_prior = None if prior is None else prior[owner.to(prior.device)]
+            job = EvaluationJob(self._pool, models[0], [once] * models.shape[1], own_prior)
+            if samples.number is not None and prior is None:
                 place = torch.from_numpy(samples.number)
         else:
             columns = models.shape[1]
-            job = EvaluationJob(self._pool, models.flattened(), [own for own in samples.each for _ in range(columns)])
+            places = [own for own in samples.each for _ in range(columns)]
+            own_prior = None if prior is None else prior.repeat_interleave(columns, dim=0)
+            job = EvaluationJob(self._pool, models.flattened(), places, own_prior)
             rows, place = owner * columns + torch.arange(columns)[:, None], torch.from_numpy(samples.place)
         return job, rows, place
 
@@ -435,7 +451,7 @@ class Clients:
         samples = self._samples((on,))
         if not len(samples.every):
             return [(np.empty(0), np.empty(0))] * len(self)
-        outputs = self._mixed_outputs(*self._job(stack, samples), samples, mixture)
+        outputs = self._mixed_outputs(*self._job(stack, samples, self.prior), samples, mixture)
         y = self._pool.y[torch.from_numpy(samples.every).to(self._pool.device)]
         if y.is_floating_point():
             y, outputs = self._pool.in_units(y), self._pool.in_units(outputs)
@@ -448,6 +464,8 @@ class Clients:
         self.kept[HOME] = models
         if weights is not None:
             self.kept[HOME_WEIGHTS] = weights
+        if self.prior is not None:
+            self.kept[HOME_PRIOR] = self.prior
 
     def moments(self) -> Tensor:
         """Counts, sums and sums of squares of raw inputs and numbers to predict, [client, 3, channel], on the host.
@@ -496,14 +514,23 @@ class Clients:
         owner = torch.arange(len(parts), device=labels.device).repeat_interleave(self._counts(parts))
         return torch.bincount(owner * classes + labels, minlength=len(parts) * classes).reshape(-1, classes)
 
+    def log_prior(self, smoothing: float) -> Tensor:
+        """What each client's shares of labels add to outputs, [client, class] (see `coterie.training.priors`)."""
+        return log_prior(self.label_counts(), smoothing).to(self.net.dtype)
+
+    @cached_property
+    def prior(self) -> Tensor | None:
+        """What clients add to what models give for their own data, [client, class]; None if they add nothing."""
+        return self.log_prior(self._at.prior) if self._at.prior else None
+
     def _check_stack(self, models: Models) -> None:
         if not models.shape or models.shape[0] != len(self):
             raise CoterieError(f"models of shape {models.shape} for {len(self)} clients: the first axis is the client")
 
 
-def _digest(models: Models) -> bytes:
-    """A digest of all numbers of models, by which they are recognised."""
-    total = hashlib.sha256()
+def _digest(models: Models, prior: float) -> bytes:
+    """A digest of all numbers of models, by which they are recognised, and of the smoothing of what is added."""
+    total = hashlib.sha256(str(prior).encode())
     for tensor in models.tensors:
         total.update(tensor.detach().cpu().contiguous().numpy().tobytes())
     return total.digest()

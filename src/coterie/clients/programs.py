@@ -115,6 +115,13 @@ def label_histogram(clients: Clients, on: str = "train") -> Outputs:
     return {"label_histogram": clients.label_counts(on)}
 
 
+@program(simulated=True)
+def own_prior(clients: Clients) -> Outputs:
+    """What the client adds to what models give for its data; a real one keeps it to itself."""
+    assert clients.prior is not None
+    return {"prior": clients.prior}
+
+
 @program
 def moments(clients: Clients) -> Outputs:
     """How many values each column has, their sum and the sum of their squares: all that scaling is made of."""

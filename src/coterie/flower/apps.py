@@ -295,6 +295,7 @@ class AppClients(Clients):
             "training of a part of the model": trains != "all",
             "another objective than their own": objective is not task_loss,
             "weights of samples": sample_weights is not None,
+            "training without clients' own priors": local.prior == "own",
         }
         for what, needed in beyond.items():
             if needed:

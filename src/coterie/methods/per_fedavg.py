@@ -70,7 +70,11 @@ class PerFedAvg(FedAvg):
         served = super().serve(fed, state)
         if not (self.inner_rate and self.adapt_steps):
             return served
-        return served.after(LocalTraining(steps=self.adapt_steps, batch=self.batch, rate=self.inner_rate))
+        prior, smoothing = self.prior, self.prior_smoothing
+        how = LocalTraining(
+            steps=self.adapt_steps, batch=self.batch, rate=self.inner_rate, prior=prior, prior_smoothing=smoothing
+        )
+        return served.after(how)
 
 
 @program

@@ -26,13 +26,22 @@ class Predictor(nn.Module):
     factor: Tensor
     filling: Tensor
     weights: Tensor
+    prior: Tensor
     target_shift: Tensor
     target_scale: Tensor
 
     def __init__(
-        self, nets: Sequence[nn.Module], preparation: Preparation, weights: Tensor | None = None, client: str = ""
+        self,
+        nets: Sequence[nn.Module],
+        preparation: Preparation,
+        weights: Tensor | None = None,
+        client: str = "",
+        prior: Tensor | None = None,
     ) -> None:
-        """One net, or several with the `weights` [net] by which their predictions are mixed."""
+        """One net, or several with the `weights` [net] by which their predictions are mixed.
+
+        A `prior` [class] is added to what each net gives.
+        """
         super().__init__()
         self.nets, self.preparation, self.client = nn.ModuleList(nets), preparation, client
         self.task = preparation.kind_of_task
@@ -46,6 +55,7 @@ class Predictor(nn.Module):
         self._constant("target_scale", torch.tensor(preparation.target_scale, dtype=dtype))
         self._constant("filling", torch.tensor(preparation.filling, dtype=torch.float32))
         self._constant("weights", torch.ones(1, dtype=torch.float64) if weights is None else weights)
+        self._constant("prior", torch.zeros(0, dtype=dtype) if prior is None else prior.to(dtype))
         self.eval()
 
     def _constant(self, name: str, value: Tensor) -> None:
@@ -59,7 +69,7 @@ class Predictor(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """The outputs for raw inputs [sample, ...]."""
         x = self._prepared(x)
-        outputs = [net(x) for net in self.nets]
+        outputs = [net(x) + self.prior if len(self.prior) else net(x) for net in self.nets]
         mixed = outputs[0] if len(outputs) == 1 else self.task.mixed(torch.stack(outputs), self.weights[:, None])
         return mixed * self.target_scale + self.target_shift if self.task.name == "regression" else mixed
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie.clients import programs
-from coterie.clients.clients import HOME, HOME_WEIGHTS, CallContext, Clients, new_models
+from coterie.clients.clients import HOME, HOME_PRIOR, HOME_WEIGHTS, CallContext, Clients, new_models
 from coterie.clients.letters import Letters
 from coterie.clients.memory import Value, size_of
 from coterie.clients.programs import Program
@@ -27,6 +27,8 @@ from coterie.training.local import LocalTraining
 
 KEPT_FINITE = "_kept_finite"
 """The output, beside a program's own, that says whether the models that a client keeps are finite, [client]."""
+
+_HOME = (HOME, HOME_WEIGHTS, HOME_PRIOR)
 
 log = logging.getLogger("coterie")
 
@@ -202,6 +204,8 @@ class Federation:
     ) -> None:
         self._engine, self.seed, self.true_groups, self.world = engine, seed, true_groups, world
         self.keep_last, self._test_data = False, False
+        self.prior = 0.0
+        """The smoothing of the priors that clients add to what models give for their data; 0 if they add none."""
         self.ledger = Ledger()
         self.round, self.rounds, self._phase = 0, 0, 0
         self._method_at_work = False
@@ -291,7 +295,7 @@ class Federation:
     @property
     def server(self) -> "ServerData":
         """What the server itself holds, e.g. FLIS's probe images."""
-        return ServerData(self._engine.server_clients(self._at()))
+        return ServerData(self._engine.server_clients(replace(self._at(), prior=0.0)))
 
     def run(
         self,
@@ -371,7 +375,15 @@ class Federation:
             self._method_at_work = False
 
     def _at(self, scoring: bool = False) -> CallContext:
-        return CallContext(self.seed, self.round, scoring, self.keep_last, phase=self._phase, test_data=self._test_data)
+        return CallContext(
+            self.seed,
+            self.round,
+            scoring,
+            self.keep_last,
+            phase=self._phase,
+            prior=self.prior,
+            test_data=self._test_data,
+        )
 
     def _run(
         self,
@@ -393,7 +405,10 @@ class Federation:
         for name in [name for name, value in own.items() if isinstance(value, Stack) and not value.shape]:
             common[name] = own.pop(name)
         told = {name: self._resolved(value) for name, value in settings.items()}
-        call = Call(program, positions, own, common, told, self._at(scoring), letters or Letters())
+        at = self._at(scoring)
+        if (positions < 0).all():  # what the server holds has no shares of labels of its own
+            at = replace(at, prior=0.0)
+        call = Call(program, positions, own, common, told, at, letters or Letters())
         self._phase += 1
         _check_inputs(call)
         if len(positions) == 0:
@@ -474,11 +489,13 @@ class Federation:
 
     # The course of a run, for `fit`
 
-    def begin(self, rounds: int, keep_last: bool = False, test_data: bool = False) -> None:
+    def begin(self, rounds: int, keep_last: bool = False, test_data: bool = False, prior: float = 0.0) -> None:
         """Start a run of this many rounds: clients forget what they keep, and the ledger is empty.
 
-        `test_data` lets the method's programs read test data, for protocols that do and say so.
+        `test_data` lets the method's programs read test data, for protocols that do and say so. With a `prior`, the
+        smoothing, clients add their own log shares of labels to whatever models give for their data.
         """
+        self.prior = prior
         self.round, self.rounds, self.keep_last, self._test_data = 0, rounds, keep_last, test_data
         self.ledger = Ledger()
         self._engine.reset()
@@ -508,7 +525,7 @@ class Federation:
         For each name that is the positions of the clients, and a row for each.
         """
         kept = self._engine.checkpoint()
-        found = {name: (kept[name]["clients"], kept[name]["rows"]) for name in (HOME, HOME_WEIGHTS) if name in kept}
+        found = {name: (kept[name]["clients"], kept[name]["rows"]) for name in _HOME if name in kept}
         del kept  # what somebody still holds would be copied before it changes
         self._engine.rollback()
         return {name: (clients, rows.to("cpu")) for name, (clients, rows) in found.items()}

@@ -189,7 +189,8 @@ def fit(
     method.check(fed)
     scoring.check(fed)
     truth = fed.true_groups if true_groups is None else np.asarray(true_groups)
-    fed.begin(method.rounds, keep_last="last" in scoring.views, test_data=method.reads_test_data)
+    keep_last, prior = "last" in scoring.views, method.local.own_prior
+    fed.begin(method.rounds, keep_last, test_data=method.reads_test_data, prior=prior)
     now = Checkpoint(None, {}, 0.0) if resume is None else replace(resume)
     course = _Course(fed, scoring.insights, now, time.perf_counter())
     if resume is None:

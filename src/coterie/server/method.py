@@ -91,6 +91,9 @@ class Method(LocalTraining, ABC):
         """Refuse a federation that the method cannot run on, before anything is written or sent."""
         if self.needs_classes and not fed.net.task.one_class:
             raise SettingsError(f"{self.name} {self.needs_classes}, and task={fed.net.task.name} has no classes")
+        if self.prior == "own" and not fed.net.task.one_class:
+            told = f"prior=own: clients add their shares of classes, and task={fed.net.task.name} has none"
+            raise SettingsError(f"{told}; use prior=learned")
 
     @abstractmethod
     def begin(self, fed: Federation) -> Any:

@@ -6,7 +6,7 @@ the net, how inputs are prepared, and which client uses which model.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from coterie.clients.clients import HOME, HOME_WEIGHTS
+from coterie.clients.programs import own_prior
 from coterie.core.errors import CoterieError, DataError, unknown
 from coterie.core.files import write_whole
 from coterie.data.preparation import Preparation
@@ -28,8 +29,8 @@ from coterie.nets.stacks import Models
 from coterie.server.federation import Federation
 from coterie.server.serving import Served
 
-FORMAT = 1
-"""The version of the file."""
+FORMAT, FORMAT_WITH_PRIORS = 1, 2
+"""The version of the file. Where clients add priors it is the second: who knows only the first would leave them out."""
 
 _ABOUT = "coterie"
 """The entry of the file's metadata that says everything."""
@@ -48,17 +49,30 @@ class ServedModels:
     """Which model each client has, [client]."""
     weights: Tensor | None = None
     """Or how it mixes all models, [client, model]."""
+    prior: Tensor | None = None
+    """What each client adds to what models give, [client, class], if it adds anything."""
 
     @classmethod
     def of(cls, fed: Federation, served: Served, choice: np.ndarray | None = None) -> "ServedModels | None":
         """What the clients of a federation are served; `choice` [client] says what they have chosen themselves.
 
-        It is None if the server does not have it: where real sites keep their own models, or prepare their inputs in
-        ways of their own.
+        It is None if the server does not have it: where real sites keep their own models or priors, or prepare their
+        inputs in ways of their own.
         """
         preparation = fed.preparation
-        if preparation is None or (fed.real and (served.personal and served.weights is None)):
+        if preparation is None or (fed.real and (fed.prior or (served.personal and served.weights is None))):
             return None
+        made = cls._without_priors(fed, served, choice, preparation)
+        if not fed.prior:
+            return made
+        replies = fed.shortcut(own_prior, [client for client in fed.clients if fed.names[client] in made.clients])
+        return replace(made, prior=replies.prior.cpu())
+
+    @classmethod
+    def _without_priors(
+        cls, fed: Federation, served: Served, choice: np.ndarray | None, preparation: Preparation
+    ) -> "ServedModels":
+        """What `of` gives, but for the clients' priors."""
         there = fed.clients
         names = tuple(fed.names[client] for client in there)
         if served.weights is not None:
@@ -95,22 +109,26 @@ class ServedModels:
         if client not in self.clients:
             raise unknown("client", client, self.clients)
         row = self.clients.index(client)
+        prior = None if self.prior is None else self.prior[row]
         if self.weights is None:
             assert self.index is not None
-            return Predictor([self.models[int(self.index[row])].module()], self.preparation, client=client)
-        modules = [self.models[place].module() for place in range(len(self.models))]
-        return Predictor(modules, self.preparation, self.weights[row], client)
+            return Predictor([self.models[int(self.index[row])].module()], self.preparation, client=client, prior=prior)
+        mixed = self.weights[row].nonzero()[:, 0]  # a model without any weight is not computed
+        modules = [self.models[place].module() for place in mixed.tolist()]
+        return Predictor(modules, self.preparation, self.weights[row, mixed], client, prior)
 
     def of_client(self, client: str) -> "ServedModels":
         """What one client predicts with, alone."""
         if client not in self.clients:
             raise unknown("client", client, self.clients)
         row = self.clients.index(client)
+        prior = None if self.prior is None else self.prior[row : row + 1]
         if self.weights is not None:
-            return ServedModels(self.models, self.preparation, (client,), weights=self.weights[row : row + 1])
+            own = self.weights[row : row + 1]
+            return ServedModels(self.models, self.preparation, (client,), weights=own, prior=prior)
         assert self.index is not None
-        models = self.models[self.index[row : row + 1]]
-        return ServedModels(models, self.preparation, (client,), index=torch.zeros(1, dtype=torch.int64))
+        models, only = self.models[self.index[row : row + 1]], torch.zeros(1, dtype=torch.int64)
+        return ServedModels(models, self.preparation, (client,), index=only, prior=prior)
 
     def write(self, path: Path) -> None:
         """Store everything in a file, whole or not at all."""
@@ -119,7 +137,7 @@ class ServedModels:
             front = "" if len(self.models) == 1 else f"{place}/"
             tensors |= {front + name: tensor for name, tensor in self.models[place].state_dict().items()}
         about = {
-            "format": FORMAT,
+            "format": FORMAT if self.prior is None else FORMAT_WITH_PRIORS,
             "net": self.net.name,
             "models": len(self.models),
             "clients": list(self.clients),
@@ -128,6 +146,8 @@ class ServedModels:
             "double": self.net.dtype == torch.float64,
             "preparation": self.preparation.table(),
         }
+        if self.prior is not None:
+            about["prior"] = self.prior.tolist()
         # A copy of what is shared or a view of something larger: safetensors stores whole tensors of their own.
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         write_whole(path, save_tensors(tensors, {_ABOUT: json.dumps(about)}))
@@ -142,8 +162,9 @@ class ServedModels:
         try:
             length = int.from_bytes(content[:8], "little")
             about = json.loads(json.loads(content[8 : 8 + length])["__metadata__"][_ABOUT])
-            if about["format"] != FORMAT:
-                raise DataError(f"{path}: models of format {about['format']}; this version of Coterie reads {FORMAT}")
+            if about["format"] not in (FORMAT, FORMAT_WITH_PRIORS):
+                known = f"{FORMAT} and {FORMAT_WITH_PRIORS}"
+                raise DataError(f"{path}: models of format {about['format']}; this version of Coterie reads {known}")
             return cls._made(about, load_tensors(content), net)
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise DataError(f"{path}: no models of ours, or damaged ({error})") from error
@@ -159,13 +180,14 @@ class ServedModels:
         made = make_net(net or about["net"], *said)
         count = about["models"]
         models = Models.stack([_model(made, tensors, "" if count == 1 else f"{place}/") for place in range(count)])
-        index, weights = about["index"], about["weights"]
+        index, weights, prior = about["index"], about["weights"], about.get("prior")
         return cls(
             models,
             preparation,
             tuple(about["clients"]),
             None if index is None else torch.tensor(index, dtype=torch.int64),
             None if weights is None else torch.tensor(weights, dtype=torch.float64),
+            None if prior is None else torch.tensor(prior, dtype=torch.float64),
         )
 
 

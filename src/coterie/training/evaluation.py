@@ -41,6 +41,8 @@ class EvaluationJob:
     """The models, [model]; one that is evaluated on several lists of samples stands here several times."""
     places: Sequence[np.ndarray]
     """The samples of each model, as places in the pool. If all are the same array, inputs are prepared once."""
+    prior: Tensor | None = None
+    """What is added to outputs: [sample, class] if the job is `shared`, else [model, class]; None adds nothing."""
 
     @property
     def shared(self) -> bool:
@@ -88,7 +90,10 @@ def _blocks(run: Run, job: EvaluationJob) -> Iterator[tuple[Tensor | None, int, 
         most = rows_at_once(models.net, len(models))
         for number, index in enumerate(torch.from_numpy(places[0]).to(pool.device).split(most)):
             if len(index):
-                yield None, number * most, index, run(models, pool.inputs(index), True)
+                outputs = run(models, pool.inputs(index), True)
+                if job.prior is not None:
+                    outputs = outputs + job.prior[number * most :][: len(index)]
+                yield None, number * most, index, outputs
         return
     # Models with most samples come first, so that those which have samples left are always the first ones.
     sizes = np.array([len(own) for own in places])
@@ -104,7 +109,10 @@ def _blocks(run: Run, job: EvaluationJob) -> Iterator[tuple[Tensor | None, int, 
         rows = None if count == len(places) and (np.diff(order) == 1).all() else torch.from_numpy(whose)
         some = models if rows is None else models[rows.to(pool.device)]
         index = index.to(pool.device)
-        yield rows, first, index, run(some, pool.inputs(index), False)
+        outputs = run(some, pool.inputs(index), False)
+        if job.prior is not None:
+            outputs = outputs + (job.prior if rows is None else job.prior[rows.to(pool.device)]).unsqueeze(1)
+        yield rows, first, index, outputs
         first += width
 
 

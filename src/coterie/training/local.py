@@ -60,10 +60,23 @@ class LocalTraining(Checked):
     milestones: Annotated[tuple[float, ...], within("[0, 1]", "parts of all rounds, in [0, 1]")] = (0.5, 0.75)
     """Parts of all rounds after which the schedule `steps` lowers the rate."""
 
+    prior: Literal["learned", "own"] = "learned"
+    """How frequent labels are: models learn it (`learned`), or it is taken out of training, and each client adds what
+    it knows of its own labels to whatever it predicts (`own`), without telling anyone. Needs classes."""
+
+    prior_smoothing: Positive = 0.5
+    """For `prior=own`: what is added to each of a client's counts of labels before their shares are taken, so that a
+    label that it has not seen stays possible."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.optimizer == "adam" and self.momentum:
             raise SettingsError(f"momentum={self.momentum}: belongs to sgd; adam has its own")
+
+    @property
+    def own_prior(self) -> float:
+        """The smoothing of clients' own priors; 0 if models learn how frequent labels are."""
+        return self.prior_smoothing if self.prior == "own" else 0.0
 
     @property
     def tied_to_rounds(self) -> str:

@@ -42,6 +42,8 @@ class Batch:
     """1 for real rows and 0 for padding, [row]; None means that all are real."""
     sample_weight: Tensor | None = None
     """The samples' weights in the objective, [row], if the method gives any."""
+    prior: Tensor | None = None
+    """What is added to a classifier's outputs, [class], if the client's prior is kept out of the model."""
     averaged: ClassVar[bool] = False
     """Whether `mean` has been asked for."""
 
@@ -70,14 +72,14 @@ class LocalModel:
         self._views = views or count(1)
 
     def __call__(self, inputs: Batch | Any, *more: Any) -> Any:
-        """The net's output. A batch also says which of its rows are real."""
-        current = self.current
+        """The net's output. A batch also says which of its rows are real, and which prior stands beside the model."""
+        current, prior = self.current, None
         if isinstance(inputs, Batch):
-            current.rows, inputs = inputs.weight, inputs.x
+            current.rows, prior, inputs = inputs.weight, inputs.prior, inputs.x
         else:
             current.rows = None
         output, self.buffers = self.net(self.parameters, self.buffers, (inputs, *more), current)
-        return output
+        return output if prior is None else output + prior
 
     def at(self, parameters: Tensor) -> "LocalModel":
         """A view of this model at other parameters; its noise, and what it does to buffers, are its own."""
@@ -156,6 +158,8 @@ class Track:
     """How many steps it takes."""
     local: LocalTraining
     """Its batch size, rate, momentum, decay and clipping."""
+    prior: Tensor | None = None
+    """What is added to the model's outputs in training, [class]; None adds nothing."""
 
     @property
     def epoch(self) -> int:
@@ -333,6 +337,7 @@ class TrackRows:
     velocity: Tensor | None
     square: Tensor | None
     sample_weights: Tensor | None
+    prior: Tensor | None
 
     @classmethod
     def of(cls, job: TrainingJob, tracks: Sequence[Track], places: Tensor) -> "TrackRows":
@@ -361,6 +366,7 @@ class TrackRows:
             torch.zeros_like(parameters) if adam or momentum is not None else None,
             torch.zeros_like(parameters) if adam else None,
             None if job.sample_weights is None else job.sample_weights[places],
+            _priors(tracks),
         )
 
     def mapped(self, function: Callable[[Tensor], Tensor]) -> "TrackRows":
@@ -440,7 +446,15 @@ class TrainingStep:
         crops = None if draws.crops is None else _taken(draws.crops, place, active, width)
         real = _taken(draws.real, place, active, width) if masked else None
         weights = None if rows.sample_weights is None else rows.sample_weights.gather(1, places)
-        return Batch(self.pool.inputs(sources, crops), self.pool.y[sources], places, real, weights)
+        return Batch(self.pool.inputs(sources, crops), self.pool.y[sources], places, real, weights, rows.prior)
+
+
+def _priors(tracks: Sequence[Track]) -> Tensor | None:
+    """What is added to the tracks' outputs, [track, class]; None if nothing is to any."""
+    known = next((track.prior for track in tracks if track.prior is not None), None)
+    if known is None:
+        return None
+    return torch.stack([torch.zeros_like(known) if track.prior is None else track.prior for track in tracks])
 
 
 def _taken(table: Tensor, place: int | Tensor, *cut: int) -> Tensor:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.clients.clients import HOME, HOME_WEIGHTS, CallContext
+from coterie.clients.clients import HOME, HOME_PRIOR, HOME_WEIGHTS, CallContext
 from coterie.clients.letters import Letter, Letters, checked_content
 from coterie.clients.memory import Value
 from coterie.clients.programs import Program, moments, program_named
@@ -162,15 +162,16 @@ class RemoteSite:
 
     def _take_home(self, kept: dict[str, Value], host: Host) -> None:
         """Store what this site predicts with at the end of a run, if that is among what it was told to keep."""
-        models, weights = kept.pop(HOME, None), kept.pop(HOME_WEIGHTS, None)
+        models, weights, prior = (kept.pop(name, None) for name in (HOME, HOME_WEIGHTS, HOME_PRIOR))
         preparation = getattr(host, "preparation", None)
         if self._rules.model is None or preparation is None or not isinstance(models, Models):
             return
-        name = (self._rules.name,)
+        name, told = (self._rules.name,), prior.cpu() if isinstance(prior, Tensor) else None
         if isinstance(weights, Tensor):
-            own = ServedModels(models[0].to("cpu"), preparation, name, weights=weights.cpu())
+            own = ServedModels(models[0].to("cpu"), preparation, name, weights=weights.cpu(), prior=told)
         else:
-            own = ServedModels(models.to("cpu"), preparation, name, index=torch.zeros(1, dtype=torch.int64))
+            only = torch.zeros(1, dtype=torch.int64)
+            own = ServedModels(models.to("cpu"), preparation, name, index=only, prior=told)
         own.write(self._rules.model)
         log.info("this site's own model is in %s", self._rules.model)
 
@@ -259,6 +260,8 @@ def _context(value: Any) -> CallContext:
     if not isinstance(value, dict) or any(type(value.get(name)) is not kind for name, kind in kinds.items()):
         raise CoterieError("a message that does not say where in a run it is")
     made = CallContext(**{name: value[name] for name in kinds})
+    if not (isfinite(made.prior) and made.prior >= 0):
+        raise CoterieError(f"a smoothing of priors of {made.prior}")
     if made.test_data:
         raise CoterieError("a method that reads test data: at a site it is for scoring only")
     return made
