@@ -192,6 +192,18 @@ def test_adapting_is_like_training_but_leaves_no_trace():
     assert (adapted.parameters != here.models().parameters).any(dim=1).all()
 
 
+def test_adapting_may_be_of_a_part_and_each_stage_draws_its_own_batches():
+    here = world(mlp)
+    clients, start = here.clients(), here.models()
+    head = here.net.part("head")
+    adapted = clients.adapt(start, LOCAL, "head")
+    assert torch.equal(adapted.parameters[:, ~head], start.parameters[:, ~head])
+    assert (adapted.parameters[:, head] != start.parameters[:, head]).any(dim=1).all()
+    other = clients.adapt(start, LOCAL, "head", stage=1)
+    # The client with a single sample has but one order of batches.
+    assert (adapted.parameters != other.parameters).any(dim=1).tolist() == [True, False, True, False]
+
+
 def test_the_last_model_is_kept_only_if_asked():
     here = world(mlp)
     plain, keeping = here.clients(), here.clients(keep_last=True)

@@ -29,6 +29,11 @@ METHODS = {
     "lg-fedavg": {},
     "ditto": {},
     "fedrep": {"head_epochs": 2.0},
+    "fedopt": {"server_optimizer": "yogi", "server_rate": 0.05},
+    "fedavg-ft": {"probe_epochs": 1.0, "tune_epochs": 2.0},
+    "fedper": {},
+    "fedbn": {},
+    "fedbabu": {"tune_epochs": 2.0},
 }
 EVERY = pytest.mark.parametrize("name", METHODS)
 
@@ -151,7 +156,8 @@ def test_permuting_clients_permutes_the_result(name):
 
 # Running statistics
 
-ONE_MODEL = [name for name in METHODS if name not in ("lg-fedavg", "ditto", "fedrep")]
+OWN_PARTS = {"lg-fedavg", "ditto", "fedrep", "fedper", "fedbn", "fedbabu"}
+ONE_MODEL = [name for name in METHODS if name not in OWN_PARTS]
 
 
 @pytest.mark.parametrize("name", ONE_MODEL)

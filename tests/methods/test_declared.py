@@ -5,6 +5,7 @@ import pytest
 import coterie
 from coterie.core.errors import SettingsError
 from coterie.server.fitting import Noted
+from coterie.server.registered import FAMILIES, by_family
 from support.federations import at_round, uneven
 
 NAMES = [name for name in coterie.methods if coterie.methods[name].__module__.startswith("coterie.methods.")]
@@ -26,6 +27,28 @@ def test_a_method_says_what_it_sends_and_what_a_client_gives_away(name):
     for words in (coterie.methods[name].sends, coterie.methods[name].gives_away):
         assert words
         assert not words.endswith(".")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_method_is_of_a_family(name):
+    (family,) = by_family([name])
+    assert family == coterie.methods[name].family
+    assert family in FAMILIES
+
+
+def test_families_are_listed_in_their_order_and_a_method_of_ones_own_comes_last(monkeypatch):
+    class Mine(coterie.Method):
+        """Mine. (Me, 2026)"""
+
+    monkeypatch.setitem(coterie.methods._classes, "a-mine", Mine)
+    listed = by_family(["a-mine", "ifca", "ditto", "fedprox", "cfl", "compose"])
+    assert list(listed) == list(FAMILIES)
+    assert listed == {
+        "global": ["fedprox"],
+        "clustered": ["ifca", "cfl"],
+        "personal": ["ditto"],
+        "own": ["a-mine", "compose"],
+    }
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -146,8 +146,8 @@ def test_what_is_served_is_the_model_after_a_local_step():
     plain = PerFedAvg(rounds=2, adapt_steps=0, inner_rate=0.1).fit(fed)
     adapted = PerFedAvg(rounds=2, adapt_steps=1, inner_rate=0.1, batch=0).fit(fed)
     further = PerFedAvg(rounds=2, adapt_steps=30, inner_rate=0.1).fit(fed)
-    assert plain.served.adapt is None
-    assert adapted.served.adapt == LocalTraining(steps=1, batch=0, rate=0.1)
+    assert plain.served.adapt == ()
+    assert adapted.served.adapt == (("all", LocalTraining(steps=1, batch=0, rate=0.1)),)
     assert adapted.summary["loss_mean"] != plain.summary["loss_mean"]
     assert same(further.state.model, plain.state.model)
 

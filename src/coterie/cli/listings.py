@@ -14,6 +14,7 @@ from coterie.cli.parameters import flag
 from coterie.core.errors import SettingsError, unknown
 from coterie.core.registry import Option, first_line
 from coterie.methods import methods
+from coterie.server.registered import by_family
 
 if TYPE_CHECKING:
     from coterie.data.sources import Source
@@ -28,7 +29,9 @@ def show_methods(name: str | None = None, /, *, write: Annotated[Path | None, fl
             raise SettingsError(f"write={write}: writes the pages of all methods; leave out {name}")
         tell("written to", f"{write}: {len(write_pages(write))} pages")
     elif name is None:
-        _list(("method", "what it does"), [(key, methods.summary(key)) for key in methods])
+        listed = by_family(methods).items()
+        rows = [(name, family, methods.summary(name)) for family, names in listed for name in names]
+        _list(("method", "family", "what it does"), rows)
     elif name in methods and methods.is_own(name):
         own = methods[name]
         said_of = {"What travels": own.sends, "What a client gives away": own.gives_away}

@@ -12,6 +12,7 @@ from typing import Literal, get_args, get_origin
 
 from coterie.core.declarations import Declared, Option, SourceFile, declaration
 from coterie.methods import methods
+from coterie.server.registered import FAMILIES, by_family
 
 _COMMAND = "coterie methods --write docs/methods"
 _NOTE = "<!-- Made from docstrings by `{command}`: edit {source} instead. -->\n"
@@ -151,8 +152,10 @@ def page(name: str) -> str:
 
 def index(names: Sequence[str]) -> str:
     """The page that lists the methods, and what all of them can be told."""
-    rows = [(f"[{name}]({name}.md)", methods.summary(name)) for name in names]
-    parts = ["# Methods", _table(("method", "what it does"), rows)]
+    parts = ["# Methods"]
+    for family, listed in by_family(names).items():
+        rows = [(f"[{name}]({name}.md)", methods.summary(name)) for name in listed]
+        parts += [f"## {family.capitalize()}: {FAMILIES[family]}", _table(("method", "what it does"), rows)]
     parts += ["## Options of every method", _options(_common())]
     return _finished("the files in src/coterie/methods", parts)
 

@@ -282,11 +282,15 @@ class Clients:
             self.kept["_last"] = trained.models
         return trained
 
-    def adapt(self, start: Models, local: LocalTraining) -> Models:
-        """Models after some local training that leaves no trace: for scoring, and for trying something out."""
-        keys = [(self._at.seed, "adapt", self.round, name, 0) for name in self.names]
+    def adapt(self, start: Models, local: LocalTraining, trains: str = "all", stage: int = 0) -> Models:
+        """Models after some local training that leaves no trace: for scoring, and for trying something out.
+
+        Several trainings, one after another, are stages: each draws its own batches.
+        """
+        keys = [(self._at.seed, "adapt", self.round, name, stage) for name in self.names]
         tracks = self._tracks(keys, local, smoothing=local.own_prior)
-        return self._train(TrainingJob(self._pool, tracks, start, Terms(), task_loss)).models
+        terms = Terms.of(start, 0.0, None, None, trains)
+        return self._train(TrainingJob(self._pool, tracks, start, terms, task_loss)).models
 
     def _tracks(
         self,

@@ -207,7 +207,10 @@ class Declared:
         for cls in self.lineage:
             for statement in cls.node.body:
                 match statement:
-                    case ast.Assign(targets=[ast.Name(id=known)], value=value) if known == name:
+                    case (
+                        ast.Assign(targets=[ast.Name(id=known)], value=value)
+                        | ast.AnnAssign(target=ast.Name(id=known), value=ast.expr() as value)
+                    ) if known == name:
                         return cls.source.value(value)
         return None
 

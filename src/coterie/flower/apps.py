@@ -312,8 +312,10 @@ class AppClients(Clients):
             self.kept["_last"] = models
         return AppTrained(models, samples, metrics)
 
-    def adapt(self, start: Models, local: LocalTraining) -> Models:
+    def adapt(self, start: Models, local: LocalTraining, trains: str = "all", stage: int = 0) -> Models:
         """Models after some training by the app, of which nothing is kept."""
+        if trains != "all":
+            raise _beyond("training of a part of the model")
         return self._by_app(start, local, None)[0]
 
     def _by_app(self, start: Models, local: LocalTraining, epochs: float | None) -> tuple[Models, dict[str, Any]]:

@@ -65,6 +65,7 @@ class State:
 class AutoCFL(Method):
     """Clusters by weighted voting over last layers, after lagging clients caught up. (Gong et al., IEEE TBD 2024)"""
 
+    family = "clustered"
     sends = "a model each way, a number of epochs down and a loss up"
     gives_away = "its trained model and its loss; from models the server learns whose data is alike"
 

@@ -58,6 +58,7 @@ class State:
 class CAFA(Method):
     """One model, clients weighted by label clusters and by accuracy on each other's data. (Zhang et al., EuCNC 2025)"""
 
+    family = "global"
     sends = "a label histogram up, once; in a round of m clients m models down, m up and m (m - 1) between them"
     gives_away = "its label histogram to the server, and its trained model to the server and every client of the round"
 

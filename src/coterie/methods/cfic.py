@@ -60,6 +60,7 @@ class State:
 class CFIC(Method):
     """A cohort from every label cluster, and momentum in the direction of the clusters. (Yang et al., CMC 2025)"""
 
+    family = "global"
     sends = "a model each way, and once an integer per client"
     gives_away = "its trained model and its dominant label, which it works out itself; the histogram stays with it"
 

@@ -52,6 +52,7 @@ class State(ClusterTree):
 class CFL(Method):
     """Splits a cluster in two where its clients' updates oppose each other. (Sattler et al., IEEE TNNLS 2021)"""
 
+    family = "clustered"
     sends = "a model each way"
     gives_away = "its trained model; from its update the server learns which clients are alike"
 

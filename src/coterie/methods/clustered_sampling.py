@@ -42,6 +42,7 @@ class State:
 class ClusteredSampling(Method):
     """FedAvg with one draw from each cluster of clients, by size or similarity. (Fraboni et al., ICML 2021)"""
 
+    family = "global"
     sends = "a model each way"
     gives_away = "its trained model, and once, when it joins, its number of samples; by similarity, who it is like"
 

@@ -59,6 +59,7 @@ class State:
 class Compose(Method):
     """Any evidence with any grouping and any mixing, which need not be from the same paper."""
 
+    family = "own"
     sends = "a model each way, and a label histogram up with every comparison by labels"
     gives_away = "its trained model, and with the evidence `labels` how many samples of each label it has"
 

@@ -28,6 +28,8 @@ from coterie.training.local import LocalTraining
 class Ditto(FedAvg):
     """FedAvg, and for every client an own model that is pulled towards it. (Li et al., ICML 2021)"""
 
+    family = "personal"
+
     mu: NonNegative = 1.0
     """Strength of the pull, lambda in the paper, whose clients choose from 0.1, 1 and 2. 0 is training alone. As steps
     are explicit, `mu` times `rate` must stay below 2."""

@@ -30,6 +30,7 @@ class State:
 class FedAvg(Method):
     """One model for all: the mean of the clients' models. (McMahan et al., AISTATS 2017)"""
 
+    family = "global"
     sends = "a model each way"
     gives_away = "its trained model, and once, when it joins, its number of samples"
 

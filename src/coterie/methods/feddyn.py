@@ -44,6 +44,7 @@ class State:
 class FedDyn(Method):
     """Clients are pulled to the global model by a regulariser that remembers their drift. (Acar et al., ICLR 2021)"""
 
+    family = "global"
     sends = "a model each way"
     gives_away = "its trained model"
 

@@ -40,6 +40,7 @@ class State:
 class FedEM(Method):
     """Every client mixes a few shared models in its own proportions. (Marfoq et al., NeurIPS 2021)"""
 
+    family = "personal"
     sends = "all components each way, so it costs as many times as much as FedAvg"
     gives_away = "its trained components, and by how far each has moved on which of them it was trained most; no shares"
 

@@ -41,6 +41,7 @@ class State:
 class FedFa(Method):
     """Weights by training accuracy and participation, and momentum on both sides. (Huang et al., arXiv 2020)"""
 
+    family = "global"
     sends = "a model each way; an accuracy and a count up"
     gives_away = "its trained model, how well the global model fits its data, and how often it has taken part"
 

@@ -38,6 +38,7 @@ class State:
 class FedMGDA(Method):
     """A common descent direction of all clients, near FedAvg's (FedMGDA+). (Hu et al., IEEE TNSE 2022)"""
 
+    family = "global"
     sends = "a model each way"
     gives_away = "its trained model, and once, when it joins, its number of samples"
 

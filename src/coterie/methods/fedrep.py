@@ -34,6 +34,7 @@ class State:
 class FedRep(Method):
     """A shared body, and a head of its own for every client. (Collins et al., ICML 2021)"""
 
+    family = "personal"
     sends = "the body of a model each way"
     gives_away = "its trained body, and nothing of its head"
 

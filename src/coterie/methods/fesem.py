@@ -32,6 +32,7 @@ from coterie.server.serving import Served
 class FeSEM(Method):
     """Clients join the nearest of a few centres in the space of weights. (Xie et al., arXiv 2020)"""
 
+    family = "clustered"
     sends = "a model each way"
     gives_away = "its trained model, and by it to which centre it belongs"
 

@@ -53,6 +53,7 @@ class State:
 class FLHC(Method):
     """FedAvg, then clusters by linkage of updates, each on its own. (Briggs et al., IJCNN 2020)"""
 
+    family = "clustered"
     sends = "a model each way; the round of clustering asks all clients"
     gives_away = "its trained model; from its update the server learns which clients are alike"
 

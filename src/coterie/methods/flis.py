@@ -50,6 +50,7 @@ Agreement = Annotated[float, within("[0, 1]", "a share of agreement in [0, 1]; 0
 class FLIS(Method):
     """What FLIS (DC) and FLIS (HC) have in common."""
 
+    family = "clustered"
     gives_away = "its trained model, and by what that predicts for the server's samples above all which labels it knows"
 
     threshold: Agreement = 0.5

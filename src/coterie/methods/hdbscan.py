@@ -44,6 +44,7 @@ class State:
 class HDBSCAN(Method):
     """FedAvg inside clusters that HDBSCAN finds from output layers. (Campello et al., PAKDD 2013)"""
 
+    family = "clustered"
     sends = "a model each way; a round of clustering asks all clients"
     gives_away = "its trained model; from its last layer the server learns which clients are alike"
 

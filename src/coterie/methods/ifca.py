@@ -40,6 +40,7 @@ class State:
 class IFCA(Method):
     """Every client trains the one of k models that fits its data best. (Ghosh et al., NeurIPS 2020)"""
 
+    family = "clustered"
     sends = "all models to a client; one model and the number of its choice back"
     gives_away = "its trained model, and to which group it belongs"
 

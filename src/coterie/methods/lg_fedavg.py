@@ -35,6 +35,7 @@ class State:
 class LGFedAvg(Method):
     """Clients share the upper layers and keep the lower ones to themselves. (Liang et al., arXiv 2020)"""
 
+    family = "personal"
     sends = "the shared part of a model each way"
     gives_away = "how its data moves the shared layers, and no more"
 

@@ -20,6 +20,7 @@ class State:
 class Local(Method):
     """Every client trains its own model and sends nothing (SOLO)."""
 
+    family = "personal"
     sends = "nothing"
     gives_away = "nothing but whether its training went well"
 

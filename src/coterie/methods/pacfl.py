@@ -47,6 +47,7 @@ class State:
 class PACFL(Method):
     """Clusters by angles between data subspaces, before training. (Vahidian et al., AAAI 2023)"""
 
+    family = "clustered"
     sends = "singular vectors of every client's data once, then a model each way"
     gives_away = (
         "its trained model, and what its data looks like: singular vectors of images are images, and with few samples "

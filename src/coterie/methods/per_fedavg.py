@@ -41,6 +41,8 @@ from coterie.training.loop import Batch, LocalModel, task_loss
 class PerFedAvg(FedAvg):
     """A shared model from which one local step leads to a personal one. (Fallah et al., NeurIPS 2020)"""
 
+    family = "personal"
+
     order: Literal["first", "hessian-free"] = "first"
     """How the step through the inner step is taken: without second derivatives, or with differences of gradients."""
 

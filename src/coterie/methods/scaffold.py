@@ -39,6 +39,7 @@ class State:
 class Scaffold(Method):
     """Clients correct their drift with control variates that they keep. (Karimireddy et al., ICML 2020)"""
 
+    family = "global"
     sends = "two models each way: the model and a control variate down, the trained model and the variate's change up"
     gives_away = "its trained model, and its mean gradient by the change of its control variate"
     sgd_only = "control variates are made for sgd"

@@ -73,6 +73,7 @@ class State:
 class SLFed(Method):
     """Every client mixes its own model by its opinion of the others. (Palanisamy Sundar et al., ARES 2024)"""
 
+    family = "personal"
     sends = "samples, counts, opinions and shares of models between clients; to a trusted server models"
     gives_away = (
         "weak synthetic samples and predicted classes to those it meets, sums of models to those who ask; to the "

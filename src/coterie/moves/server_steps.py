@@ -25,6 +25,34 @@ def momentum(
     return Models(model.net, moved.parameters, mixed.buffers), change if inertia else None
 
 
+def adaptive(
+    model: Models,
+    mixed: Models,
+    first: Changes,
+    second: Changes,
+    kind: str,
+    rate: float,
+    decays: tuple[float, float],
+    tau: float,
+) -> tuple[Models, Changes, Changes]:
+    """A step of Adam, Yogi or Adagrad, for which the change to the mixed model is the gradient (FedOpt, Algorithm 2).
+
+    `first` is the running mean of changes and `second` that of their squares, or with Adagrad the sum. The result is
+    the new model, and both of them anew. Buffers are the mixed ones.
+    """
+    change = mixed - model
+    first = first * decays[0] + change * (1 - decays[0])
+    square, known = change.parameters.square(), second.parameters
+    if kind == "adagrad":
+        known = known + square
+    elif kind == "yogi":
+        known = known - (1 - decays[1]) * square * torch.sign(known - square)
+    else:
+        known = decays[1] * known + (1 - decays[1]) * square
+    moved = model.parameters + rate * first.parameters / (known.sqrt() + tau)
+    return Models(model.net, moved, mixed.buffers), first, Changes(model.net, known)
+
+
 def beyond(model: Models, mixed: Models, velocity: Changes, rate: float, inertia: float) -> tuple[Models, Changes]:
     """Go beyond the mixed model along a running mean of the changes: the new model and the new mean (FedFa's step).
 

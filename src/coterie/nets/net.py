@@ -252,8 +252,8 @@ class Net:
         """Which parameters belong to a part: a mask [P].
 
         A part is "all", "none", "head" (the last layer), "top-2" (the last two layers, or another number), "body" (all
-        but the head), "not ..." (all but another part), or names of layers, several or one text with commas. A name
-        stands for everything below it.
+        but the head), "batch-norm" (layers of batch normalisation), "not ..." (all but another part), or names of
+        layers, several or one text with commas. A name stands for everything below it.
         """
         return self._mask(self.parameters, part)
 
@@ -287,6 +287,9 @@ class Net:
             if top := re.fullmatch(r"top-(\d+)", part):
                 last = self.layers[max(len(self.layers) - int(top[1]), 0) :]
                 return [_owner(name) in last for name in names]
+            if part == "batch-norm":
+                norms = [name for name, layer in self.module.named_modules() if isinstance(layer, BatchNorm)]
+                return [_owner(name) in norms for name in names]
             part = [layer.strip() for layer in part.split(",")]
         layers = list(part)
         for layer in layers:

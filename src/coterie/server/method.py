@@ -38,6 +38,9 @@ class Method(LocalTraining, ABC):
 
     name: ClassVar[str]
 
+    family: ClassVar[str] = "own"
+    """The family that it is listed in: one of `coterie.server.registered.FAMILIES`."""
+
     rounds: Count = 20
     """How many rounds there are."""
 

@@ -30,6 +30,9 @@ _EM_STEPS = 20
 
 View = Literal["served", "adapted", "last"]
 
+Stages = Sequence[tuple[str, LocalTraining]]
+"""Local training that precedes predicting (see `Served.adapt`)."""
+
 
 @known_keywords
 @dataclass(frozen=True)
@@ -230,7 +233,7 @@ def score_client(
     on: str = "train",
     shares: str | None = None,
     part: str = "none",
-    personal: LocalTraining | None = None,
+    personal: Stages = (),
     adapt: LocalTraining | None = None,
     last: bool = False,
     everywhere: bool = False,
@@ -280,7 +283,7 @@ def predictions_of_client(
     on: str = "train",
     shares: str | None = None,
     part: str = "none",
-    personal: LocalTraining | None = None,
+    personal: Stages = (),
     longest: int = 0,
 ) -> Outputs:
     """What is predicted for the client's test data, for metrics that need all samples in one place.
@@ -314,7 +317,7 @@ def _predicting(
     on: str,
     shares: str | None,
     part: str,
-    personal: LocalTraining | None,
+    personal: Stages,
 ) -> tuple[Models, Tensor | None, dict[str, Tensor]]:
     """The model [client] with which each client predicts, or models [client, model] and their weights, and a choice."""
     outputs: dict[str, Tensor] = {}
@@ -327,8 +330,8 @@ def _predicting(
         choice = clients.best_fit(models, on)
         models = models.chosen(choice)
         outputs["choice"] = choice
-    if personal is not None:
-        models = clients.adapt(models, personal)
+    for stage, (trains, local) in enumerate(personal):
+        models = clients.adapt(models, local, trains, stage)
     return models, weights, outputs
 
 

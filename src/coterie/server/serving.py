@@ -36,12 +36,17 @@ class Served:
     """The part of that model which the server's `shared` one replaces."""
     shared: Tensor | None = None
     """A packed part (see `Models.packed`)."""
-    adapt: LocalTraining | None = None
-    """Local training that precedes predicting."""
+    adapt: tuple[tuple[str, LocalTraining], ...] = ()
+    """Local training that precedes predicting: which part of the model is trained, and how, one after another."""
 
-    def after(self, local: LocalTraining) -> "Served":
-        """This rule, with a little local training at each client before it predicts, as Per-FedAvg has it."""
-        return replace(self, adapt=local)
+    def after(self, local: LocalTraining, trains: str = "all") -> "Served":
+        """This rule, with a little local training of a part at each client before it predicts; the last thing it does.
+
+        >>> served = coterie.serving.kept().after(coterie.LocalTraining(epochs=2), "head")
+        >>> [part for part, _ in served.after(coterie.LocalTraining(epochs=1)).adapt]  # linear probing, then all of it
+        ['head', 'all']
+        """
+        return replace(self, adapt=(*self.adapt, (trains, local)))
 
     @property
     def mixed(self) -> bool:
@@ -51,7 +56,7 @@ class Served:
     @property
     def personal(self) -> bool:
         """Whether clients predict with something of their own, not with one of the server's models."""
-        return self.models is None or self.mixed or self.adapt is not None
+        return self.models is None or self.mixed or bool(self.adapt)
 
 
 def one(model: Models, clients: int) -> Served:
