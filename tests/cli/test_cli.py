@@ -781,6 +781,7 @@ OUT_OF_RANGE = {
     "decay": "-1",
     "clip": "-1",
     "rate_decay": "0",
+    "prior_smoothing": "0",
     "clients": "0",
     "alpha": "0",
     "min_size": "0",

@@ -626,6 +626,11 @@ def test_all_others_say_why_not(name, flower):
         run_of(flower, name)
 
 
+def test_fedbn_runs_in_an_app_if_it_is_told_which_layers_are_shared(flower):
+    strategy, _ = started(flower, coterie.FedBN(shares="not top-1"))
+    assert [client["rounds_taken_part"] for client in strategy.result.clients] == [3, 3, 3]
+
+
 def test_fedprox_without_a_pull_runs_as_fedavg(flower):
     _, ours = started(flower, coterie.FedProx(mu=0.0))
     _, fedavg = started(flower, coterie.FedAvg())

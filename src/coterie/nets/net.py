@@ -248,6 +248,11 @@ class Net:
         """The names of the modules that own trained parameters, in the order of the net."""
         return tuple(dict.fromkeys(map(_owner, self.parameters.names)))
 
+    @property
+    def batch_norms(self) -> Sequence[str]:
+        """The names of the layers of batch normalisation."""
+        return [name for name, layer in self.module.named_modules() if isinstance(layer, BatchNorm)]
+
     def part(self, part: str | Iterable[str]) -> Tensor:
         """Which parameters belong to a part: a mask [P].
 
@@ -288,7 +293,7 @@ class Net:
                 last = self.layers[max(len(self.layers) - int(top[1]), 0) :]
                 return [_owner(name) in last for name in names]
             if part == "batch-norm":
-                norms = [name for name, layer in self.module.named_modules() if isinstance(layer, BatchNorm)]
+                norms = self.batch_norms
                 return [_owner(name) in norms for name in names]
             part = [layer.strip() for layer in part.split(",")]
         layers = list(part)

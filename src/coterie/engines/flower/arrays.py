@@ -134,6 +134,11 @@ class ArrayNet(Net):
             made[name] = Array(np.asarray(values if kind.kind == "f" else np.rint(values), dtype=kind))
         return made
 
+    @property
+    def batch_norms(self) -> NoReturn:
+        """Arrays have names, and no kinds of layers."""
+        raise SettingsError("an app does not tell which layers are batch normalisation: name them instead")
+
     def build(self, *arguments: Any, **more: Any) -> NoReturn:
         """There is no module here."""
         raise CoterieError("only the app knows the module that its arrays belong to")
