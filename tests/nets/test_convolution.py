@@ -7,8 +7,9 @@ from torch import nn
 from torch.func import grad, vmap
 
 from coterie.nets import layers
-from coterie.nets.convolution import convolve, convolving, normalise, pool
+from coterie.nets.convolution import batch_normalise, convolve, convolving, group_normalise, pool
 from coterie.nets.layers import Conv2d, Pass, adopt, passing
+from support.reference_norms import Norms
 
 
 class Reference:
@@ -209,40 +210,48 @@ def test_triton_pooling_is_exact(size):
     (found, index), (expected, places) = kernels.pool(x), Reference().pool(x)
     assert torch.equal(found, expected)
     assert torch.equal(kernels.unpool(found, index, *size), Reference().unpool(expected, index, *size))
+    last, its_index = kernels.pool(x[0].contiguous(memory_format=torch.channels_last))
+    assert torch.equal(last, found[0])
+    assert torch.equal(its_index, index[0])
+    assert torch.equal(kernels.unpool(last, its_index, *size), kernels.unpool(found[0], index[0], *size))
     assert torch.equal(F.max_pool2d(x.flatten(0, 1), 2).reshape(found.shape), found)
     unequal = index != places
     assert (x.amax() == 0) or (found[unequal] == 0).all(), "only zeros are equal"
 
 
-class Norms:
-    """Group normalisation with torch's own operations, in the pieces that kernels give."""
-
-    def group_norm(self, images, weights, biases, groups, eps):
-        grouped = images.unflatten(1, (groups, -1)).flatten(2)
-        spread, centre = torch.var_mean(grouped, dim=2, correction=0)
-        each = images.shape[1] // groups
-        centres, scales = (v.repeat_interleave(each, dim=1) for v in (centre, (spread + eps).rsqrt()))
-        normal = (images - centres[:, :, None, None]) * scales[:, :, None, None]
-        return normal * weights[:, None, None] + biases[:, None, None], centres, scales
-
-    def group_norm_back(self, images, gradients, centres, scales, weights, groups):
-        normal = (images - centres[:, :, None, None]) * scales[:, :, None, None]
-        change = gradients * weights[:, None, None]
-
-        def over_groups(values):
-            mean = values.unflatten(1, (groups, -1)).mean((2, 3, 4))
-            return mean.repeat_interleave(images.shape[1] // groups, dim=1)[:, :, None, None]
-
-        back = change - over_groups(change) - normal * over_groups(change * normal)
-        return back * scales[:, :, None, None], (gradients * normal).sum((0, 2, 3)), gradients.sum((0, 2, 3))
-
-
 def images_to_normalise(channels=8, size=(5, 6), device="cpu", dtype=torch.float64, rows=3):
     rng = torch.Generator().manual_seed(1)
     x = 3 + torch.randn(rows, channels, *size, generator=rng, dtype=torch.float64)
-    weight, bias = torch.randn(2, channels, generator=rng, dtype=torch.float64)
+    weight, bias, shift = torch.randn(3, channels, generator=rng, dtype=torch.float64)
     x = x.to(device, dtype).contiguous(memory_format=torch.channels_last)
-    return [x.requires_grad_(), *(v.to(device, dtype).clone().requires_grad_() for v in (weight, bias))]
+    return [x.requires_grad_(), *(v.to(device, dtype).clone().requires_grad_() for v in (weight, bias, shift))]
+
+
+def group_norm(groups, rectify, kernels=None):
+    """Group normalisation of shifted images as a function of all that it depends on: torch's own, or with kernels."""
+
+    def function(x, weight, bias, shift):
+        if kernels is not None:
+            return group_normalise(x, weight, bias, shift, groups, 1e-5, rectify, kernels)
+        out = F.group_norm(x + shift[:, None, None], groups, weight, bias, 1e-5)
+        return F.relu(out) if rectify else out
+
+    return function
+
+
+def batch_norm(rectify, add, kernels=None):
+    """Batch normalisation of images plus others that depend on them: torch's own, or with kernels."""
+
+    def function(x, weight, bias):
+        other = x.square().flip(0) if add else None
+        if kernels is not None:
+            running = (torch.zeros_like(weight), torch.ones_like(weight))
+            return batch_normalise(x, other, weight, bias, None, *running, 0.1, 1e-5, rectify, kernels)[0]
+        out = F.batch_norm(x, None, None, weight, bias, True, 0.1, 1e-5)
+        out = out + other if add else out
+        return F.relu(out) if rectify else out
+
+    return function
 
 
 def gradients_of(function, given):
@@ -250,38 +259,65 @@ def gradients_of(function, given):
     return output, *torch.autograd.grad(output.sin().sum(), given)
 
 
-def test_group_normalisation_and_its_derivatives():
-    given = images_to_normalise()
-    ours_, theirs_ = (
-        gradients_of(f, given)
-        for f in (lambda *of: normalise(*of, 4, 1e-5, Norms()), lambda x, w, b: F.group_norm(x, 4, w, b, 1e-5))
-    )
-    for found, expected in zip(ours_, theirs_, strict=True):
+def second_gradient(function, given):
+    def length(x):
+        return grad(lambda x: function(x, *given[1:]).sin().sum())(x).square().sum()
+
+    return grad(length)(given[0].detach())
+
+
+def same_derivatives(ours_, theirs, given):
+    for found, expected in zip(gradients_of(ours_, given), gradients_of(theirs, given), strict=True):
         torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(second_gradient(ours_, given), second_gradient(theirs, given))
 
-    def second(function):
-        def length(x):
-            return grad(lambda x: function(x, *given[1:]).sin().sum())(x).square().sum()
 
-        return grad(length)(given[0].detach())
+@pytest.mark.parametrize("rectify", [False, True])
+def test_group_normalisation_and_its_derivatives(rectify):
+    same_derivatives(group_norm(4, rectify, Norms()), group_norm(4, rectify), images_to_normalise())
 
-    torch.testing.assert_close(
-        second(lambda *of: normalise(*of, 4, 1e-5, Norms())), second(lambda x, w, b: F.group_norm(x, 4, w, b, 1e-5))
-    )
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("rectify", [False, True])
+def test_batch_normalisation_and_its_derivatives(rectify, add):
+    same_derivatives(batch_norm(rectify, add, Norms()), batch_norm(rectify, add), images_to_normalise()[:3])
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("rectify", [False, True])
 @pytest.mark.parametrize(
     ("channels", "size", "groups"), [(64, (32, 32), 32), (512, (4, 4), 32), (8, (7, 5), 2), (1, (3, 3), 1)]
 )
-def test_triton_group_normalisation(channels, size, groups):
+def test_triton_group_normalisation(channels, size, groups, rectify):
     from coterie.nets import kernels
 
     found = gradients_of(
-        lambda *of: normalise(*of, groups, 1e-5, kernels), images_to_normalise(channels, size, "cuda", torch.float32)
+        group_norm(groups, rectify, kernels), images_to_normalise(channels, size, "cuda", torch.float32)
     )
-    expected = gradients_of(
-        lambda x, w, b: F.group_norm(x, groups, w, b, 1e-5), images_to_normalise(channels, size, "cuda")
+    expected = gradients_of(group_norm(groups, rectify), images_to_normalise(channels, size, "cuda"))
+    for one, other in zip(found, expected, strict=True):
+        near(one, other)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("rectify", [False, True])
+@pytest.mark.parametrize(
+    ("channels", "size", "rows"), [(64, (32, 32), 64), (512, (2, 2), 5), (96, (7, 5), 33), (32, (1, 1), 2)]
+)
+def test_triton_batch_normalisation(channels, size, rows, rectify, add):
+    from coterie.nets import kernels
+
+    given, exact = (
+        images_to_normalise(channels, size, "cuda", dtype, rows)[:3] for dtype in (torch.float32, torch.float64)
+    )
+    found, expected = (
+        gradients_of(batch_norm(rectify, add, kernels), given),
+        gradients_of(batch_norm(rectify, add), exact),
     )
     for one, other in zip(found, expected, strict=True):
         near(one, other)
+    mean, variance, shift = torch.rand(3, channels, device="cuda")
+    ours_ = kernels.batch_norm(*(given[0], None, *given[1:], shift, mean, variance, 0.1, 1e-5, False))[1]
+    theirs = Norms().batch_norm(exact[0], None, *exact[1:], shift, mean, variance, 0.1, 1e-5, False)[1]
+    near(ours_, theirs)

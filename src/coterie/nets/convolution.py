@@ -37,14 +37,34 @@ class Kernels(Protocol):
         """The gradient of each square at the pixel that was the largest, and 0 at the other three."""
 
     def group_norm(
-        self, images: Tensor, weights: Tensor, biases: Tensor, groups: int, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Normalise images [row, channel, y, x] that lie channels-last; gives centres and scales [row, channel] too."""
+        self, images: Tensor, weights: Tensor, biases: Tensor, shifts: Tensor | None, groups: int, eps: float,
+        rectify: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """Normalise images [row, channel, y, x] that lie channels-last, after shifts of their channels; ReLU, if asked.
+
+        Gives centres, from which shifts are taken off, and scales [row, channel] too.
+        """
 
     def group_norm_back(
-        self, images: Tensor, gradients: Tensor, centres: Tensor, scales: Tensor, weights: Tensor, groups: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The gradients with respect to images, weights and biases."""
+        self, images: Tensor, gradients: Tensor, centres: Tensor, scales: Tensor, weights: Tensor, biases: Tensor,
+        groups: int, rectify: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        """The gradients with respect to images, weights, biases and shifts."""
+
+    def batch_norm(
+        self, images: Tensor, others: Tensor | None, weights: Tensor, biases: Tensor, shifts: Tensor | None,
+        running_mean: Tensor, running_variance: Tensor, momentum: float, eps: float, rectify: bool,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Normalise images [row, channel, y, x] that lie channels-last over all rows, add others, and ReLU, if asked.
+
+        Gives centres, scales, and the running mean and variance that follow, [4, channel], too.
+        """
+
+    def batch_norm_back(
+        self, images: Tensor, gradients: Tensor, results: Tensor | None, kept: Tensor, weights: Tensor, biases: Tensor,
+        rectify: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+        """The gradients with respect to images, weights, biases and others."""
 
 
 @cache
@@ -67,6 +87,13 @@ def pooling(x: Tensor) -> Kernels | None:
     """Our kernels, if they can pool these images: in float32 on a GPU."""
     usual = x.is_cuda and x.dtype == torch.float32 and not torch.is_autocast_enabled("cuda")
     return _triton() if usual else None
+
+
+def channels_last_kernels(x: Tensor) -> Kernels | None:
+    """Our kernels, if these are images that lie channels-last on a GPU, in float32 or bfloat16."""
+    if not (x.is_cuda and x.dim() == 4 and x.dtype in (torch.float32, torch.bfloat16)):
+        return None
+    return _triton() if x.is_contiguous(memory_format=torch.channels_last) else None
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, padding: Padding, kernels: Kernels) -> Tensor:
@@ -215,37 +242,97 @@ class _Unpool(torch.autograd.Function):
         return kernels.unpool(gradient, index, *sizes), 0
 
 
-def normalise(x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, kernels: Kernels) -> Tensor:
-    """`F.group_norm`, computed with these kernels, for images that lie channels-last."""
-    result: Tensor = _StackedGroupNorm.apply(x, weight, bias, groups, eps, kernels)[0]
+def group_normalise(
+    x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None, groups: int, eps: float, rectify: bool,
+    kernels: Kernels,
+) -> Tensor:  # fmt: skip
+    """`F.group_norm` of images, which lie channels-last and whose channels are shifted first, and ReLU, if asked."""
+    result: Tensor = _GroupNorm.apply(x, weight, bias, shift, groups, eps, rectify, kernels)[0]
     return result
 
 
-class _StackedGroupNorm(torch.autograd.Function):
+class _GroupNorm(torch.autograd.Function):
     """Group normalisation. Whoever differentiates it twice gets torch's own derivatives."""
 
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float, kernels: Kernels
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return kernels.group_norm(x, weight, bias, groups, eps)
+        x: Tensor, weight: Tensor, bias: Tensor, shift: Tensor | None, groups: int, eps: float, rectify: bool,
+        kernels: Kernels,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        return kernels.group_norm(x, weight, bias, shift, groups, eps, rectify)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-        x, weight, bias, ctx.groups, ctx.eps, ctx.kernels = inputs
+        x, weight, bias, shift, ctx.groups, ctx.eps, ctx.rectify, ctx.kernels = inputs
         ctx.mark_non_differentiable(*output[1:])
-        ctx.save_for_backward(x, weight, bias, *output[1:])
+        ctx.save_for_backward(x, weight, bias, shift, *output[1:])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, *_: Any) -> Any:
-        x, weight, bias, centres, scales = ctx.saved_tensors
+        x, weight, bias, shift, centres, scales = ctx.saved_tensors
         if torch.is_grad_enabled():  # somebody wants to differentiate this again
+            shifted = x if shift is None else x + shift[:, None, None]
 
             def native(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-                return F.group_norm(x, ctx.groups, weight, bias, ctx.eps)
+                result = F.group_norm(x, ctx.groups, weight, bias, ctx.eps)
+                return F.relu(result) if ctx.rectify else result
 
-            return *torch.func.vjp(native, x, weight, bias)[1](gradient), None, None, None
-        return *ctx.kernels.group_norm_back(x, gradient, centres, scales, weight, ctx.groups), None, None, None
+            back, *others = torch.func.vjp(native, shifted, weight, bias)[1](gradient)
+            return back, *others, None if shift is None else back.sum((0, 2, 3)), *[None] * 4
+        back, *others, of_shift = ctx.kernels.group_norm_back(
+            x, gradient, centres, scales, weight, bias, ctx.groups, ctx.rectify
+        )
+        return back, *others, None if shift is None else of_shift.to(shift.dtype), *[None] * 4
+
+
+def batch_normalise(
+    x: Tensor, other: Tensor | None, weight: Tensor, bias: Tensor, shift: Tensor | None, running_mean: Tensor,
+    running_variance: Tensor, momentum: float, eps: float, rectify: bool, kernels: Kernels,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """`F.batch_norm` of images, which lie channels-last, plus others, and ReLU, if asked.
+
+    The shifts of channels, of which normalisation leaves nothing, are only in the running mean, which it gives too, as
+    it gives the running variance.
+    """
+    running = (running_mean, running_variance)
+    result, kept = _BatchNorm.apply(x, other, weight, bias, shift, *running, momentum, eps, rectify, kernels)
+    return result, kept[2], kept[3]
+
+
+class _BatchNorm(torch.autograd.Function):
+    """Batch normalisation. Whoever differentiates it twice gets torch's own derivatives."""
+
+    @staticmethod
+    def forward(
+        x: Tensor, other: Tensor | None, weight: Tensor, bias: Tensor, shift: Tensor | None, running_mean: Tensor,
+        running_variance: Tensor, momentum: float, eps: float, rectify: bool, kernels: Kernels,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        running = (running_mean, running_variance)
+        return kernels.batch_norm(x, other, weight, bias, shift, *running, momentum, eps, rectify)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, other, weight, bias, *_, ctx.eps, ctx.rectify, ctx.kernels = inputs
+        result, kept = output
+        ctx.mark_non_differentiable(kept)
+        ctx.save_for_backward(x, other, weight, bias, None if other is None else result, kept)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Any) -> Any:
+        x, other, weight, bias, result, kept = ctx.saved_tensors
+        if torch.is_grad_enabled():  # somebody wants to differentiate this again
+
+            def native(x: Tensor, other: Tensor | None, weight: Tensor, bias: Tensor) -> Tensor:
+                result = F.batch_norm(x, None, None, weight, bias, True, 0.0, ctx.eps)
+                result = result if other is None else result + other
+                return F.relu(result) if ctx.rectify else result
+
+            if other is None:
+                back, *others = torch.func.vjp(lambda x, *of: native(x, None, *of), x, weight, bias)[1](gradient)
+                return back, None, *others, *[None] * 7
+            return *torch.func.vjp(native, x, other, weight, bias)[1](gradient), *[None] * 7
+        back, *others, passed = ctx.kernels.batch_norm_back(x, gradient, result, kept, weight, bias, ctx.rectify)
+        return back, None if other is None else passed, *others, *[None] * 7
 
 
 def _stacked(info: Any, dims: Any, *tensors: Tensor) -> list[Tensor]:

@@ -1,10 +1,11 @@
-"""Kernels for a GPU, written in Triton: convolution, pooling and group normalisation for stacks of clients.
+"""Kernels for a GPU, written in Triton: convolution, pooling and normalisation.
 
 cuDNN computes the convolutions of many clients as a grouped one: with a small kernel for each client, and in memory
 formats that cost copies. Here the client is an axis of the grid, images stay as they are, and the matrix with which a
 convolution multiplies is never written to memory. One kernel convolves, which also gives the gradient of the input; one
-gives the gradient of the weights. Torch's own kernels for pooling are several times slower than memory allows, and for
-group normalisation torch copies images that lie channels-last into its usual format and back.
+gives the gradient of the weights. Torch's own kernels for pooling are several times slower than memory allows, as are
+those for batch normalisation of images that lie channels-last; for group normalisation it copies such images into its
+usual format and back. What follows normalisation at once (ReLU, a sum with another branch) is done in the same pass.
 
 Two traps: with a `tl.where` on a tile between its load and the dot product, the gradient of the weights took five times
 as long; and with tiles loaded as [tap, pixel] instead of [pixel, tap], twice as long.
@@ -166,17 +167,22 @@ def weight_gradient(images: Tensor, gradients: Tensor, padding: tuple[int, int],
 @triton.jit
 def _pool(
     images, out, index, total,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    INNER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The largest of each square of 2x2 pixels, and which of the four it is: the first of equals."""
+    """The largest of each square of 2x2 pixels, and which of the four it is: the first of equals.
+
+    A pixel has INNER numbers beside each other: its channels, or one if channels lie apart.
+    """
     pixel = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     real = pixel < total
-    image, place = pixel // (OUT_HEIGHT * OUT_WIDTH), pixel % (OUT_HEIGHT * OUT_WIDTH)
-    corner = images + image * (HEIGHT * WIDTH) + (place // OUT_WIDTH) * (2 * WIDTH) + (place % OUT_WIDTH) * 2
+    image, place = pixel // (OUT_HEIGHT * OUT_WIDTH * INNER), pixel // INNER % (OUT_HEIGHT * OUT_WIDTH)
+    corner = image * (HEIGHT * WIDTH) + (place // OUT_WIDTH) * (2 * WIDTH) + (place % OUT_WIDTH) * 2
+    corner = images + corner * INNER + pixel % INNER
     best = tl.load(corner, mask=real, other=0.0)
     which = tl.zeros((BLOCK,), dtype=tl.int8)
     for number in tl.static_range(1, 4):
-        value = tl.load(corner + (number // 2) * WIDTH + number % 2, mask=real, other=0.0)
+        value = tl.load(corner + ((number // 2) * WIDTH + number % 2) * INNER, mask=real, other=0.0)
         better = (value > best) | (value != value)
         best = tl.where(better, value, best)
         which = tl.where(better, tl.full((BLOCK,), number, tl.int8), which)
@@ -187,13 +193,14 @@ def _pool(
 @triton.jit
 def _unpool(
     gradients, index, out, total,
-    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr, OUT_HEIGHT: tl.constexpr, OUT_WIDTH: tl.constexpr,
+    INNER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the squares at the pixels that were the largest, and 0 elsewhere."""
     pixel = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    image, place = pixel // (HEIGHT * WIDTH), pixel % (HEIGHT * WIDTH)
+    image, place = pixel // (HEIGHT * WIDTH * INNER), pixel // INNER % (HEIGHT * WIDTH)
     y, x = place // WIDTH, place % WIDTH
-    square = image * (OUT_HEIGHT * OUT_WIDTH) + (y // 2) * OUT_WIDTH + x // 2
+    square = (image * (OUT_HEIGHT * OUT_WIDTH) + (y // 2) * OUT_WIDTH + x // 2) * INNER + pixel % INNER
     inside = (pixel < total) & (y < 2 * OUT_HEIGHT) & (x < 2 * OUT_WIDTH)
     which = tl.load(index + square, mask=inside, other=-1)
     value = tl.load(gradients + square, mask=inside, other=0.0)
@@ -204,36 +211,62 @@ _POOL_BLOCK = 1024
 
 
 def pool(images: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest pixel of each square of 2x2 in [..., y, x], and which of the four it is."""
-    images = images.contiguous()
+    """The largest pixel of each square of 2x2 in [..., y, x], and which of the four it is.
+
+    What it gives lies in memory as the images do.
+    """
+    inner = _inner(images)
+    images = images.contiguous() if inner == 1 else images
     height, width = images.shape[-2:]
-    out = images.new_empty(*images.shape[:-2], height // 2, width // 2)
+    out = _empty(images, height // 2, width // 2, inner)
     index = torch.empty_like(out, dtype=torch.int8)
     grid = (triton.cdiv(out.numel(), _POOL_BLOCK),)
-    _pool[grid](images, out, index, out.numel(), height, width, height // 2, width // 2, _POOL_BLOCK)
+    _pool[grid](images, out, index, out.numel(), height, width, height // 2, width // 2, inner, _POOL_BLOCK)
     return out, index
 
 
 def unpool(gradients: Tensor, index: Tensor, height: int, width: int) -> Tensor:
     """The gradient of each square at the pixel that was the largest, and 0 at the other three."""
-    gradients, index = gradients.contiguous(), index.contiguous()
-    out = gradients.new_empty(*gradients.shape[:-2], height, width)
+    inner = _inner(index)
+    index = index.contiguous() if inner == 1 else index
+    gradients = gradients.contiguous(memory_format=torch.contiguous_format if inner == 1 else torch.channels_last)
+    out = _empty(gradients, height, width, inner)
     grid = (triton.cdiv(out.numel(), _POOL_BLOCK),)
-    _unpool[grid](gradients, index, out, out.numel(), height, width, *gradients.shape[-2:], _POOL_BLOCK)
+    _unpool[grid](gradients, index, out, out.numel(), height, width, *gradients.shape[-2:], inner, _POOL_BLOCK)
     return out
 
 
+def _inner(images: Tensor) -> int:
+    """How many numbers of a pixel lie beside each other: all channels if images lie channels-last."""
+    if images.dim() != 4 or images.is_contiguous() or not images.is_contiguous(memory_format=torch.channels_last):
+        return 1
+    return images.shape[1]
+
+
+def _empty(like: Tensor, height: int, width: int, inner: int) -> Tensor:
+    """Room for images of another size that lie as these do."""
+    shape = (*like.shape[:-2], height, width)
+    if inner == 1:
+        return like.new_empty(shape)
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+
+
 @triton.jit
-def _moments(images, means, squares, area, CHANNELS: tl.constexpr, BLOCK: tl.constexpr):
-    """Mean and sum of squared deviations of each channel over a block of pixels [row, pixel, channel]."""
+def _moments(
+    images, shifts, means, squares, area, SHIFTED: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Mean, after a shift, and squared deviations of each channel over a block of pixels [row, pixel, channel]."""
     row, block, blocks = tl.program_id(1).to(tl.int64), tl.program_id(0), tl.num_programs(0)
     pixel, channel = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, CHANNELS)
     real = pixel[:, None] < area
     value = tl.load(images + row * area * CHANNELS + pixel[:, None] * CHANNELS + channel[None, :], mask=real, other=0.0)
+    value = value.to(tl.float32)
     count = tl.minimum(area - block * BLOCK, BLOCK).to(tl.float32)
     mean = tl.sum(value, axis=0) / count
     away = tl.where(real, value - mean[None, :], 0.0)
     target = (row * blocks + block) * CHANNELS + channel
+    if SHIFTED:
+        mean += tl.load(shifts + channel).to(tl.float32)
     tl.store(means + target, mean)
     tl.store(squares + target, tl.sum(away * away, axis=0))
 
@@ -247,10 +280,10 @@ def _over_groups(values, CHANNELS: tl.constexpr, GROUPS: tl.constexpr):
 
 @triton.jit
 def _normalise(
-    images, means, squares, weights, biases, out, centres, scales, area, blocks, eps,
-    CHANNELS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    images, shifts, means, squares, weights, biases, out, centres, scales, area, blocks, eps, SHIFTED: tl.constexpr,
+    RECTIFY: tl.constexpr, CHANNELS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """Group normalisation of a block of pixels, from the moments of all blocks of the row."""
+    """Group normalisation of a block of pixels, and ReLU, from the moments of all blocks of the row."""
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     part, channel = tl.arange(0, BLOCKS), tl.arange(0, CHANNELS)
     there = part[:, None] < blocks
@@ -263,30 +296,38 @@ def _normalise(
     away = mean - centre[None, :]
     spread = _over_groups(tl.sum(square + away * away * count, axis=0), CHANNELS, GROUPS) / total
     scale = 1 / tl.sqrt(spread + eps)
+    if SHIFTED:  # to shift a value and to take the centre off is one subtraction
+        centre -= tl.load(shifts + channel).to(tl.float32)
     if block == 0:
         tl.store(centres + row * CHANNELS + channel, centre)
         tl.store(scales + row * CHANNELS + channel, scale)
     pixel = block * BLOCK + tl.arange(0, BLOCK)
     place = row * area * CHANNELS + pixel[:, None] * CHANNELS + channel[None, :]
-    value = tl.load(images + place, mask=pixel[:, None] < area, other=0.0)
+    value = tl.load(images + place, mask=pixel[:, None] < area, other=0.0).to(tl.float32)
     weight, bias = tl.load(weights + channel), tl.load(biases + channel)
-    result = (value - centre[None, :]) * (scale * weight)[None, :] + bias[None, :]
+    result = (value - centre[None, :]) * scale[None, :] * weight[None, :] + bias[None, :]
+    if RECTIFY:
+        result = tl.maximum(result, 0.0)
     tl.store(out + place, result, mask=pixel[:, None] < area)
 
 
 @triton.jit
 def _products(
-    images, gradients, centres, scales, sums, area, parts, CHANNELS: tl.constexpr, BLOCK: tl.constexpr
+    images, gradients, centres, scales, weights, biases, sums, area, parts, RECTIFY: tl.constexpr,
+    CHANNELS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sums over a block of pixels of gradients, and of gradients times normalised values, for each channel."""
     row, block, blocks = tl.program_id(1).to(tl.int64), tl.program_id(0), tl.num_programs(0)
     pixel, channel = block * BLOCK + tl.arange(0, BLOCK), tl.arange(0, CHANNELS)
     place = row * area * CHANNELS + pixel[:, None] * CHANNELS + channel[None, :]
     real = pixel[:, None] < area
-    gradient = tl.load(gradients + place, mask=real, other=0.0)
-    value = tl.load(images + place, mask=real, other=0.0)
+    gradient = tl.load(gradients + place, mask=real, other=0.0).to(tl.float32)
+    value = tl.load(images + place, mask=real, other=0.0).to(tl.float32)
     centre, scale = tl.load(centres + row * CHANNELS + channel), tl.load(scales + row * CHANNELS + channel)
     normal = (value - centre[None, :]) * scale[None, :]
+    if RECTIFY:  # computed as on the way there, so that the same values count as above zero
+        weight, bias = tl.load(weights + channel), tl.load(biases + channel)
+        gradient = tl.where(normal * weight[None, :] + bias[None, :] > 0, gradient, 0.0)
     target = (row * blocks + block) * CHANNELS + channel
     tl.store(sums + target, tl.sum(gradient, axis=0))
     tl.store(sums + parts * CHANNELS + target, tl.sum(gradient * normal, axis=0))
@@ -294,10 +335,13 @@ def _products(
 
 @triton.jit
 def _normalise_back(
-    images, gradients, centres, scales, weights, sums, out, area, blocks, parts,
+    images, gradients, centres, scales, weights, biases, sums, back, out, area, blocks, parts, RECTIFY: tl.constexpr,
     CHANNELS: tl.constexpr, GROUPS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of group normalisation's input for a block of pixels, from the sums over all blocks of the row."""
+    """The gradient of group normalisation's input for a block of pixels, from the sums over all blocks of the row.
+
+    Its own sum over the block, for each channel, is part of the gradient of the shifts.
+    """
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     part, channel = tl.arange(0, BLOCKS), tl.arange(0, CHANNELS)
     source = (row * blocks + part[:, None]) * CHANNELS + channel[None, :]
@@ -310,11 +354,15 @@ def _normalise_back(
     centre, scale = tl.load(centres + row * CHANNELS + channel), tl.load(scales + row * CHANNELS + channel)
     pixel = block * BLOCK + tl.arange(0, BLOCK)
     place = row * area * CHANNELS + pixel[:, None] * CHANNELS + channel[None, :]
-    gradient = tl.load(gradients + place, mask=pixel[:, None] < area, other=0.0)
-    value = tl.load(images + place, mask=pixel[:, None] < area, other=0.0)
+    gradient = tl.load(gradients + place, mask=pixel[:, None] < area, other=0.0).to(tl.float32)
+    value = tl.load(images + place, mask=pixel[:, None] < area, other=0.0).to(tl.float32)
     normal = (value - centre[None, :]) * scale[None, :]
+    if RECTIFY:
+        gradient = tl.where(normal * weight[None, :] + tl.load(biases + channel)[None, :] > 0, gradient, 0.0)
     result = (gradient * weight[None, :] - plain[None, :] - normal * along[None, :]) * scale[None, :]
     tl.store(out + place, result, mask=pixel[:, None] < area)
+    shifted = tl.sum(tl.where(pixel[:, None] < area, result, 0.0), axis=0)
+    tl.store(back + (row * blocks + block) * CHANNELS + channel, shifted)
 
 
 def _norm_blocks(images: Tensor) -> tuple[int, int, int]:
@@ -325,40 +373,241 @@ def _norm_blocks(images: Tensor) -> tuple[int, int, int]:
 
 
 def group_norm(
-    images: Tensor, weights: Tensor, biases: Tensor, groups: int, eps: float
+    images: Tensor, weights: Tensor, biases: Tensor, shifts: Tensor | None, groups: int, eps: float, rectify: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalise images [row, channel, y, x] that lie channels-last; gives centres and scales [row, channel] too."""
+    """Normalise images [row, channel, y, x] that lie channels-last, after shifts of their channels; ReLU, if asked.
+
+    Gives centres, from which shifts are taken off, and scales [row, channel] too.
+    """
     rows, channels = images.shape[:2]
     area, block, blocks = _norm_blocks(images)
-    means, squares = images.new_empty(2, rows, blocks, channels)
-    centres, scales = images.new_empty(2, rows, channels)
+    means, squares = weights.new_empty(2, rows, blocks, channels)
+    centres, scales = weights.new_empty(2, rows, channels)
     out = torch.empty_like(images)
-    grid, wide = (blocks, rows), triton.next_power_of_2(blocks)
-    _moments[grid](images, means, squares, area, channels, block, num_warps=8)
+    grid, wide, shifted = (blocks, rows), triton.next_power_of_2(blocks), shifts is not None
+    _moments[grid](images, shifts, means, squares, area, shifted, channels, block, num_warps=8)
     _normalise[grid](
-        images, means, squares, weights, biases, out, centres, scales, area, blocks, eps,
+        images, shifts, means, squares, weights, biases, out, centres, scales, area, blocks, eps, shifted, rectify,
         channels, groups, block, wide, num_warps=8,
     )  # fmt: skip
     return out, centres, scales
 
 
 def group_norm_back(
-    images: Tensor, gradients: Tensor, centres: Tensor, scales: Tensor, weights: Tensor, groups: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients with respect to images, weights and biases."""
+    images: Tensor, gradients: Tensor, centres: Tensor, scales: Tensor, weights: Tensor, biases: Tensor, groups: int,
+    rectify: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients with respect to images, weights, biases and shifts."""
     gradients = gradients.contiguous(memory_format=torch.channels_last)
     rows, channels = images.shape[:2]
     area, block, blocks = _norm_blocks(images)
-    sums = images.new_empty(2, rows * blocks, channels)
+    sums = weights.new_empty(3, rows * blocks, channels)
     out = torch.empty_like(images)
     grid, wide = (blocks, rows), triton.next_power_of_2(blocks)
-    _products[grid](images, gradients, centres, scales, sums, area, rows * blocks, channels, block, num_warps=8)
+    _products[grid](
+        images, gradients, centres, scales, weights, biases, sums, area, rows * blocks, rectify, channels, block,
+        num_warps=8,
+    )  # fmt: skip
     _normalise_back[grid](
-        images, gradients, centres, scales, weights, sums, out, area, blocks, rows * blocks,
+        images, gradients, centres, scales, weights, biases, sums, sums[2], out, area, blocks, rows * blocks, rectify,
         channels, groups, block, wide, num_warps=8,
     )  # fmt: skip
-    of_biases, of_weights = sums.sum(dim=1)
-    return out, of_weights, of_biases
+    of_biases, of_weights, of_shifts = sums.sum(dim=1)
+    return out, of_weights, of_biases, of_shifts
+
+
+@triton.jit
+def _batch_moments(
+    images, means, squares, pixels, span, CHANNELS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Mean and squared deviations of a tile of channels over a span of pixels [pixel, channel]."""
+    part, channel = tl.program_id(0), tl.program_id(1) * TILE + tl.arange(0, TILE)
+    start, end = part * span, tl.minimum(pixels, part * span + span)
+    pixel = start + tl.arange(0, BLOCK)
+    place = pixel.to(tl.int64)[:, None] * CHANNELS + channel[None, :]
+    first = tl.load(images + place, mask=pixel[:, None] < end, other=0.0).to(tl.float32)
+    # Sums are taken of what values are away from the mean of the first block: those of plain squares would be coarse.
+    near = tl.sum(first, axis=0) / tl.minimum(end - start, BLOCK).to(tl.float32)
+    away = tl.where(pixel[:, None] < end, first - near[None, :], 0.0)
+    sums, products = away, away * away
+    for step in range(BLOCK, span, BLOCK):
+        pixel = start + step + tl.arange(0, BLOCK)
+        place, real = pixel.to(tl.int64)[:, None] * CHANNELS + channel[None, :], pixel[:, None] < end
+        value = tl.load(images + place, mask=real, other=0.0).to(tl.float32)
+        away = tl.where(real, value - near[None, :], 0.0)
+        sums += away
+        products += away * away
+    total, count = tl.sum(sums, axis=0), (end - start).to(tl.float32)
+    tl.store(means + part * CHANNELS + channel, near + total / count)
+    tl.store(squares + part * CHANNELS + channel, tl.sum(products, axis=0) - total * total / count)
+
+
+@triton.jit
+def _batch_normalise(
+    images, others, means, squares, weights, biases, shifts, running_mean, running_variance, out, kept, pixels, span,
+    parts, eps, momentum, SHIFTED: tl.constexpr, ADD: tl.constexpr, RECTIFY: tl.constexpr,
+    CHANNELS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Normalise a span of pixels with the moments of all, add others, rectify; the first program keeps the moments.
+
+    Kept are centres, scales, and the running mean and variance that follow, [4, channel].
+    """
+    part, channel = tl.program_id(0), tl.program_id(1) * TILE + tl.arange(0, TILE)
+    piece = tl.arange(0, PARTS)
+    source, there = piece[:, None] * CHANNELS + channel[None, :], piece[:, None] < parts
+    mean = tl.load(means + source, mask=there, other=0.0)
+    square = tl.load(squares + source, mask=there, other=0.0)
+    count = tl.maximum(tl.minimum(pixels - piece * span, span), 0).to(tl.float32)[:, None]
+    centre = tl.sum(mean * count, axis=0) / pixels
+    away = mean - centre[None, :]
+    spread = tl.sum(square + away * away * count, axis=0)
+    scale = 1 / tl.sqrt(spread / pixels + eps)
+    if part == 0:
+        tl.store(kept + channel, centre)
+        tl.store(kept + CHANNELS + channel, scale)
+        shifted = centre
+        if SHIFTED:
+            shifted += tl.load(shifts + channel).to(tl.float32)
+        before = tl.load(running_mean + channel)
+        tl.store(kept + 2 * CHANNELS + channel, before + momentum * (shifted - before))
+        before = tl.load(running_variance + channel)
+        tl.store(kept + 3 * CHANNELS + channel, before + momentum * (spread / (pixels - 1) - before))
+    weight, bias = tl.load(weights + channel), tl.load(biases + channel)
+    end = tl.minimum(pixels, part * span + span)
+    for step in range(0, span, BLOCK):
+        pixel = part * span + step + tl.arange(0, BLOCK)
+        place, real = pixel.to(tl.int64)[:, None] * CHANNELS + channel[None, :], pixel[:, None] < end
+        value = tl.load(images + place, mask=real, other=0.0).to(tl.float32)
+        result = (value - centre[None, :]) * scale[None, :] * weight[None, :] + bias[None, :]
+        if ADD:
+            result += tl.load(others + place, mask=real, other=0.0).to(tl.float32)
+        if RECTIFY:
+            result = tl.maximum(result, 0.0)
+        tl.store(out + place, result, mask=real)
+
+
+@triton.jit
+def _batch_products(
+    images, gradients, results, kept, weights, biases, passed, sums, pixels, span, parts,
+    ADD: tl.constexpr, RECTIFY: tl.constexpr, CHANNELS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sums over a span of pixels of gradients, and of gradients times normalised values, for a tile of channels.
+
+    Where others were added before ReLU, the results say where it passed gradients on, and these are written down.
+    """
+    part, channel = tl.program_id(0), tl.program_id(1) * TILE + tl.arange(0, TILE)
+    centre, scale = tl.load(kept + channel), tl.load(kept + CHANNELS + channel)
+    weight, bias = tl.load(weights + channel), tl.load(biases + channel)
+    end = tl.minimum(pixels, part * span + span)
+    plain = tl.zeros((BLOCK, TILE), tl.float32)
+    along = tl.zeros((BLOCK, TILE), tl.float32)
+    for step in range(0, span, BLOCK):
+        pixel = part * span + step + tl.arange(0, BLOCK)
+        place, real = pixel.to(tl.int64)[:, None] * CHANNELS + channel[None, :], pixel[:, None] < end
+        gradient = tl.load(gradients + place, mask=real, other=0.0).to(tl.float32)
+        value = tl.load(images + place, mask=real, other=0.0).to(tl.float32)
+        normal = (value - centre[None, :]) * scale[None, :]
+        if RECTIFY:
+            if ADD:
+                gradient = tl.where(tl.load(results + place, mask=real, other=0.0) > 0, gradient, 0.0)
+                tl.store(passed + place, gradient, mask=real)
+            else:  # computed as on the way there, so that the same values count as above zero
+                gradient = tl.where(normal * weight[None, :] + bias[None, :] > 0, gradient, 0.0)
+        plain += gradient
+        along += gradient * normal
+    target = part * CHANNELS + channel
+    tl.store(sums + target, tl.sum(plain, axis=0))
+    tl.store(sums + parts * CHANNELS + target, tl.sum(along, axis=0))
+
+
+@triton.jit
+def _batch_normalise_back(
+    images, gradients, kept, weights, biases, sums, totals, out, pixels, span, parts,
+    RECTIFY: tl.constexpr, CHANNELS: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The gradient of batch normalisation's input for a span of pixels, from the sums over all.
+
+    The first program writes the totals of the sums, which are the gradients of biases and weights.
+    """
+    part, channel = tl.program_id(0), tl.program_id(1) * TILE + tl.arange(0, TILE)
+    piece = tl.arange(0, PARTS)
+    source, there = piece[:, None] * CHANNELS + channel[None, :], piece[:, None] < parts
+    plain = tl.sum(tl.load(sums + source, mask=there, other=0.0), axis=0)
+    along = tl.sum(tl.load(sums + parts * CHANNELS + source, mask=there, other=0.0), axis=0)
+    if part == 0:
+        tl.store(totals + channel, plain)
+        tl.store(totals + CHANNELS + channel, along)
+    centre, scale = tl.load(kept + channel), tl.load(kept + CHANNELS + channel)
+    weight, bias = tl.load(weights + channel), tl.load(biases + channel)
+    plain, along, factor = plain / pixels, along / pixels, scale * weight
+    end = tl.minimum(pixels, part * span + span)
+    for step in range(0, span, BLOCK):
+        pixel = part * span + step + tl.arange(0, BLOCK)
+        place, real = pixel.to(tl.int64)[:, None] * CHANNELS + channel[None, :], pixel[:, None] < end
+        gradient = tl.load(gradients + place, mask=real, other=0.0).to(tl.float32)
+        value = tl.load(images + place, mask=real, other=0.0).to(tl.float32)
+        normal = (value - centre[None, :]) * scale[None, :]
+        if RECTIFY:
+            gradient = tl.where(normal * weight[None, :] + bias[None, :] > 0, gradient, 0.0)
+        result = (gradient - plain[None, :] - normal * along[None, :]) * factor[None, :]
+        tl.store(out + place, result, mask=real)
+
+
+_BATCH_BLOCK = 128
+_BATCH_PARTS = 64
+
+
+def _batch_blocks(images: Tensor) -> tuple[int, int, int, int]:
+    """How many pixels images have, how many of them a program takes, how many programs that makes, and its channels."""
+    pixels = images.shape[0] * images.shape[2] * images.shape[3]
+    span = _BATCH_BLOCK * triton.cdiv(pixels, _BATCH_BLOCK * _BATCH_PARTS)
+    return pixels, span, triton.cdiv(pixels, span), 64 if images.shape[1] % 64 == 0 else 32
+
+
+def batch_norm(
+    images: Tensor, others: Tensor | None, weights: Tensor, biases: Tensor, shifts: Tensor | None,
+    running_mean: Tensor, running_variance: Tensor, momentum: float, eps: float, rectify: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Normalise images [row, channel, y, x] that lie channels-last over all rows, add others, and ReLU, if asked.
+
+    Gives centres, scales, and the running mean and variance that follow, [4, channel], too. The shifts of channels, of
+    which normalisation leaves nothing, are only in the running mean.
+    """
+    channels = images.shape[1]
+    pixels, span, parts, tile = _batch_blocks(images)
+    means, squares = weights.new_empty(2, parts, channels)
+    kept, out = weights.new_empty(4, channels), torch.empty_like(images)
+    grid = (parts, channels // tile)
+    _batch_moments[grid](images, means, squares, pixels, span, channels, tile, _BATCH_BLOCK, num_warps=8)
+    _batch_normalise[grid](
+        images, others, means, squares, weights, biases, shifts, running_mean, running_variance, out, kept, pixels,
+        span, parts, eps, momentum, shifts is not None, others is not None, rectify,
+        channels, tile, _BATCH_BLOCK, triton.next_power_of_2(parts), num_warps=8,
+    )  # fmt: skip
+    return out, kept
+
+
+def batch_norm_back(
+    images: Tensor, gradients: Tensor, results: Tensor | None, kept: Tensor, weights: Tensor, biases: Tensor,
+    rectify: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients with respect to images, weights, biases and others; the results are needed if others were added."""
+    gradients = gradients.contiguous(memory_format=torch.channels_last)
+    channels = images.shape[1]
+    pixels, span, parts, tile = _batch_blocks(images)
+    sums, totals = weights.new_empty(2, parts, channels), weights.new_empty(2, channels)
+    out, added = torch.empty_like(images), results is not None
+    passed = torch.empty_like(images) if added and rectify else gradients
+    grid = (parts, channels // tile)
+    _batch_products[grid](
+        images, gradients, results, kept, weights, biases, passed, sums, pixels, span, parts, added, rectify,
+        channels, tile, _BATCH_BLOCK, num_warps=8,
+    )  # fmt: skip
+    _batch_normalise_back[grid](
+        images, passed, kept, weights, biases, sums, totals, out, pixels, span, parts, rectify and not added,
+        channels, tile, _BATCH_BLOCK, triton.next_power_of_2(parts), num_warps=8,
+    )  # fmt: skip
+    return out, totals[1], totals[0], passed
 
 
 def _convolution_blocks(filters: int, taps: int) -> tuple[int, int, int, int, int]:

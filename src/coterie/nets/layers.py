@@ -3,10 +3,13 @@
 Vectorised training fills the batches of clients with less samples up to one length. Torch's batch normalisation would
 count the rows that only fill up, and its dropout would draw noise by a client's place in the stack. Ours are told which
 rows are real, and a key from which to draw (`Pass`). They keep the names of torch's parameters, so weights can be
-exchanged with plain PyTorch nets. Convolution, pooling and group normalisation use our kernels on a GPU.
+exchanged with plain PyTorch nets. Convolution, pooling and normalisation use our kernels on a GPU, and where
+normalisation stands between other layers, it does part of their work in the same passes: biases before it, sums and
+ReLU behind it.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,7 +22,16 @@ from torch import Tensor, nn
 
 from coterie.core.errors import SettingsError
 from coterie.core.randomness import uniform
-from coterie.nets.convolution import convolve, convolving, normalise, pool, pooling
+from coterie.nets.convolution import (
+    Kernels,
+    batch_normalise,
+    channels_last_kernels,
+    convolve,
+    convolving,
+    group_normalise,
+    pool,
+    pooling,
+)
 
 
 @dataclass
@@ -71,6 +83,10 @@ class BatchNorm(nn.Module):
     running_var: Tensor
     frozen: bool = False
     """Whether it has parameters and none is trained: it then normalises as in evaluation, and counts nothing."""
+    follows: "tuple[Conv2d, ...]" = ()
+    """The convolution whose biases it takes over: see `_take_biases`. In a tuple, as it is no layer inside of this."""
+    rectifies: bool = False
+    """Whether it takes over the ReLU behind it: see `_take_relu`."""
 
     def __init__(self, channels: int, eps: float = 1e-5, momentum: float = 0.1, affine: bool = True) -> None:
         super().__init__()
@@ -80,21 +96,31 @@ class BatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.ones(channels))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise [row, channel, ...]."""
-        current = _local.current
-        if self.frozen or not current.training:
+    def forward(self, x: Tensor, other: Tensor | None = None, rectify: bool = False) -> Tensor:
+        """Normalise [row, channel, ...], add another tensor of this shape, and ReLU, if asked."""
+        current, rectify = _local.current, rectify or self.rectifies
+        learns = current.training and not self.frozen
+        if learns and current.rows is None and x.numel() > x.shape[1]:
+            kernels = self._kernels(x, other, current)
+            if kernels is not None:
+                return self._with_kernels(x, other, rectify, kernels)
+        result = self._normalised(x, current.rows if learns else None, learns)
+        result = result if other is None else result + other
+        return F.relu(result) if rectify else result
+
+    def _normalised(self, x: Tensor, rows: Tensor | None, learns: bool) -> Tensor:
+        if not learns:
             return self._native(x, self.running_mean, self.running_var, training=False)
-        if current.rows is None and x.numel() > x.shape[1]:
+        if rows is None and x.numel() > x.shape[1]:
             # Torch's own kernel is faster, but counts every row: here all are real.
             mean, variance = self.running_mean.clone(), self.running_var.clone()
             result = self._native(x, mean, variance, training=True)
-            self.running_mean, self.running_var = mean, variance
+            self.running_mean, self.running_var = self._with_biases(mean), variance
             return result
         others = [axis for axis in range(x.dim()) if axis != 1]
         shape = [1, -1] + [1] * (x.dim() - 2)
         given, x = x.dtype, x.to(self.running_mean.dtype)  # sums of bfloat16 would be too coarse
-        rows = x.new_ones(x.shape[0]) if current.rows is None else current.rows.to(x.dtype)
+        rows = x.new_ones(x.shape[0]) if rows is None else rows.to(x.dtype)
         real = rows.reshape([-1] + [1] * (x.dim() - 1))
         count = rows.sum() * (x[0, 0].numel())
         mean = (x * real).sum(others) / count
@@ -102,7 +128,7 @@ class BatchNorm(nn.Module):
         variance = (centred.square() * real).sum(others) / count
         # New tensors, not changed in place: the caller collects them, and vmap and grad can handle them.
         unbiased = variance * count / (count - 1).clamp(min=1)
-        self.running_mean = torch.lerp(self.running_mean, mean.detach(), self.momentum)
+        self.running_mean = self._with_biases(torch.lerp(self.running_mean, mean.detach(), self.momentum))
         self.running_var = torch.lerp(self.running_var, unbiased.detach(), self.momentum)
         x = centred * torch.rsqrt(variance + self.eps).reshape(shape)
         if self.weight is not None:
@@ -110,6 +136,31 @@ class BatchNorm(nn.Module):
         if self.bias is not None:
             x = x + self.bias.reshape(shape)
         return x.to(given)
+
+    def _kernels(self, x: Tensor, other: Tensor | None, current: Pass) -> Kernels | None:
+        """Our kernels, where these can compute this layer."""
+        if current.stacked or self.weight is None or self.bias is None or x.shape[1] % 32:
+            return None
+        if other is not None and (other.dtype != x.dtype or channels_last_kernels(other) is None):
+            return None
+        return channels_last_kernels(x)
+
+    def _with_kernels(self, x: Tensor, other: Tensor | None, rectify: bool, kernels: Kernels) -> Tensor:
+        assert self.weight is not None
+        assert self.bias is not None
+        shift = self.follows[0].bias if self.follows else None
+        running = (self.running_mean, self.running_var)
+        result, self.running_mean, self.running_var = batch_normalise(
+            x, other, self.weight, self.bias, shift, *running, self.momentum, self.eps, rectify, kernels
+        )
+        return result
+
+    def _with_biases(self, mean: Tensor) -> Tensor:
+        """The running mean, with what the biases that were left out before this layer would have added to it."""
+        for convolution in self.follows:
+            assert convolution.bias is not None
+            mean = torch.add(mean, convolution.bias.detach(), alpha=self.momentum)
+        return mean
 
     def _native(self, x: Tensor, mean: Tensor, variance: Tensor, training: bool) -> Tensor:
         def run(x: Tensor) -> Tensor:
@@ -127,14 +178,23 @@ class Conv2d(nn.Conv2d):
 
     frozen: bool = False
     """Whether no parameter is trained: all models then have the same, and torch sees their rows as one batch."""
+    followed: type[nn.Module] | None = None
+    """The kind of normalisation that follows and takes over the biases, if one does: see `_take_biases`."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Convolve [row, channel, height, width]."""
         current = _local.current
-        kernels = convolving(x, self.weight) if current.stacked and not self.frozen and self._plain(x) else None
-        if kernels is None:
-            return super().forward(x)
-        return convolve(x, self.weight, self.bias, self.padding, kernels)  # type: ignore[arg-type]
+        weight, bias = self.weight, None if self._hands_on(x, current) else self.bias
+        kernels = convolving(x, weight) if current.stacked and not self.frozen and self._plain(x) else None
+        if kernels is not None:
+            return convolve(x, weight, bias, self.padding, kernels)  # type: ignore[arg-type]
+        return self._conv_forward(x, weight, bias)
+
+    def _hands_on(self, x: Tensor, current: Pass) -> bool:
+        """Whether the layer that follows takes care of the biases."""
+        if self.followed is GroupNorm:
+            return takes_biases(x, current)
+        return self.followed is not None and current.training
 
     def _plain(self, x: Tensor) -> bool:
         usual = (self.stride, self.dilation, self.groups, self.padding_mode) == ((1, 1), (1, 1), 1, "zeros")
@@ -142,12 +202,13 @@ class Conv2d(nn.Conv2d):
 
 
 class MaxPool2d(nn.MaxPool2d):
-    """Torch's max pooling, which computes a stack of models with our kernels where these can."""
+    """Torch's max pooling, which computes stacks of models and images that lie channels-last with our kernels."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Pool [row, channel, height, width]."""
-        current = _local.current
-        kernels = pooling(x) if current.stacked and self._plain else None
+        kernels = None
+        if self._plain:
+            kernels = pooling(x) if _local.current.stacked else channels_last_kernels(x)
         return super().forward(x) if kernels is None else pool(x, kernels)
 
     @property
@@ -159,19 +220,31 @@ class MaxPool2d(nn.MaxPool2d):
 class GroupNorm(nn.GroupNorm):
     """Torch's group normalisation, which computes images that lie channels-last with our kernels where these can."""
 
+    follows: tuple[Conv2d, ...] = ()
+    """The convolution whose biases it takes over on a GPU: see `_take_biases`. In a tuple, as in `BatchNorm`."""
+    rectifies: bool = False
+    """Whether it takes over the ReLU behind it: see `_take_relu`."""
+
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [row, channel, ...]."""
         current = _local.current
-        kernels = pooling(x) if self.takes_channels_last and not current.stacked and x.dim() == 4 else None
-        if kernels is None or not x.is_contiguous(memory_format=torch.channels_last):
-            return _in_any_layout(super().forward, x)
-        return normalise(x, self.weight, self.bias, self.num_groups, self.eps, kernels)
+        shift = self.follows[0].bias if self.follows and takes_biases(x, current) else None
+        kernels = channels_last_kernels(x) if self.takes_channels_last and not current.stacked else None
+        if kernels is not None:
+            return group_normalise(x, self.weight, self.bias, shift, self.num_groups, self.eps, self.rectifies, kernels)
+        result = _in_any_layout(super().forward, x if shift is None else x + shift[:, None, None])
+        return F.relu(result) if self.rectifies else result
 
     @property
     def takes_channels_last(self) -> bool:
         """Whether our kernels can compute this layer: channels and groups must be powers of two."""
         powers = all(number & (number - 1) == 0 for number in (self.num_channels, self.num_groups))
         return powers and self.affine and self.num_channels <= 1024
+
+
+def takes_biases(x: Tensor, current: Pass) -> bool:
+    """Whether group normalisation adds the biases of the convolution before it: where our kernels do both at once."""
+    return x.is_cuda and not current.stacked
 
 
 def _in_any_layout(kernel: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -184,6 +257,36 @@ def _in_any_layout(kernel: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         return kernel(x)
     except RuntimeError:
         return kernel(x.contiguous())
+
+
+class Taken(nn.ReLU):
+    """A ReLU that the normalisation before it has taken over: it does nothing any more."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The inputs."""
+        return x
+
+
+def rectified(norm: nn.Module, x: Tensor, other: Tensor | None = None) -> Tensor:
+    """What normalisation makes of x, plus another tensor, and ReLU: in one pass if the layer is ours."""
+    if isinstance(norm, BatchNorm):
+        joined: Tensor = norm(x, other, rectify=True)
+        return joined
+    result: Tensor = norm(x)
+    return F.relu(result if other is None else result + other)
+
+
+class Residual(nn.Module):
+    """What a branch makes of its input, added to the input."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum, [row, ...]."""
+        result: Tensor = x + self.inner(x)
+        return result
 
 
 class Dropout(nn.Module):
@@ -230,9 +333,12 @@ def _with_stock(module: nn.Module, axes: dict[nn.Module, int]) -> nn.Module:
     stock: nn.Module
     if isinstance(module, BatchNorm):
         kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 5: nn.BatchNorm3d}.get(axes.get(module, 4), nn.BatchNorm2d)
-        stock = kind(len(module.running_mean), module.eps, module.momentum, affine=module.weight is not None)
+        mean, affine = module.running_mean, module.weight is not None
+        stock = kind(len(mean), module.eps, module.momentum, affine=affine, dtype=mean.dtype)
         stock.load_state_dict(module.state_dict(), strict=False)
-        return stock.to(module.running_mean.dtype).eval()
+        return stock.eval()
+    if type(module) in (Taken, Conv2d, MaxPool2d, GroupNorm):
+        module.__class__ = type(module).__bases__[0]  # torch's own
     if isinstance(module, Dropout):
         channels = {3: nn.Dropout1d, 5: nn.Dropout3d}.get(axes.get(module, 4), nn.Dropout2d)
         return (channels if module.channels else nn.Dropout)(module.share).eval()
@@ -245,14 +351,56 @@ _STOCK_CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 def adopt(module: nn.Module) -> nn.Module:
-    """Put our layers into a net in place of torch's, and pooling before ReLU. Returns the net, or what replaces it."""
+    """Put our layers into a net in place of torch's, and let these do their neighbours' work where that is quicker.
+
+    Returns the net, or what replaces it.
+    """
     module = _adopted(module, {})
     _pool_first(module)
     for layer in module.modules():
         if isinstance(layer, BatchNorm | Conv2d):
             own = list(layer.parameters(recurse=False))
             layer.frozen = bool(own) and not any(parameter.requires_grad for parameter in own)
+    _take_biases(module)
+    _take_relu(module)
     return module
+
+
+def _take_relu(module: nn.Module) -> None:
+    """Where ReLU follows normalisation, let normalisation compute it in the pass that it makes anyway."""
+    used = Counter(child for parent in module.modules() for child in parent._modules.values())
+    for first, second in _unseen_pairs(module):
+        alone = used[first] == used[second] == 1
+        if isinstance(first, BatchNorm | GroupNorm) and type(second) is nn.ReLU and alone:
+            first.rectifies, second.__class__ = True, Taken
+
+
+def _take_biases(module: nn.Module) -> None:
+    """Where normalisation follows a convolution, let it take care of the convolution's biases.
+
+    To add biases, and to sum up their gradient, are two more passes over all pixels. Batch normalisation takes away
+    again what they add, and their gradient is 0 but for rounding: in training they are left out, and only the running
+    mean knows them. Group normalisation adds them in our kernels, in passes that it makes anyway. A layer that is used
+    in several places is left as it is.
+    """
+    used = Counter(child for parent in module.modules() for child in parent._modules.values())
+    for first, second in _unseen_pairs(module):
+        norm = isinstance(second, GroupNorm) or (isinstance(second, BatchNorm) and not second.frozen)
+        if norm and isinstance(first, Conv2d) and first.bias is not None and used[first] == used[second] == 1:
+            first.followed, second.follows = type(second), (first,)  # type: ignore[assignment]
+
+
+def _unseen_pairs(module: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """Layers that follow one another where no other code can see what is between them.
+
+    That is so in a net that is a sequence, and in sequences and residual branches directly within such ones.
+    """
+    children = [child for child in module._modules.values() if child is not None]
+    if type(module) is nn.Sequential:
+        yield from pairwise(children)
+    if type(module) in (nn.Sequential, Residual):
+        for child in children:
+            yield from _unseen_pairs(child)
 
 
 def _pool_first(module: nn.Module) -> None:

@@ -54,10 +54,13 @@ class Layout:
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The named tensors of vectors [..., total], as views that have the leading axes in front."""
-        lead = flat.shape[:-1]
-        parts = flat.split(self.sizes, dim=-1) if self.names else ()
+        return self.unpacked(flat.split(self.sizes, dim=-1) if self.names else ())
+
+    def unpacked(self, parts: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The named tensors, as views of the parts of vectors [..., size] in which they lie."""
         return {
-            name: _unpacked(part, lead, shape) for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
+            name: _unpacked(part, part.shape[:-1], shape)
+            for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
         }
 
     def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
@@ -78,6 +81,53 @@ def _unpacked(part: Tensor, lead: Sequence[int], shape: Sequence[int]) -> Tensor
     out, channels, height, width = shape
     last = len(lead)
     return part.reshape(*lead, out, height, width, channels).movedim(last + 3, last + 1)
+
+
+def parts_of(flat: Tensor, sizes: Sequence[int], halved: Sequence[bool] | None) -> tuple[Tensor, ...]:
+    """The parts of a vector that have these sizes, of which some are cast to bfloat16."""
+    parts: tuple[Tensor, ...] = _Parts.apply(flat, sizes, halved)
+    return parts
+
+
+class _Parts(torch.autograd.Function):
+    """The parts of a vector, of which some are in bfloat16; on the way back, gradients are gathered in one vector.
+
+    Torch would cast each layer by itself, and join the gradients with `cat`, which on a GPU takes several times as long
+    as memory allows if there are few large ones.
+    """
+
+    @staticmethod
+    def forward(flat: Tensor, sizes: Sequence[int], halved: Sequence[bool] | None) -> tuple[Tensor, ...]:
+        parts = flat.split(sizes)
+        if halved is None:
+            return tuple(parts)
+        low = flat.to(torch.bfloat16).split(sizes)
+        return tuple(half if is_half else part for half, part, is_half in zip(low, parts, halved, strict=True))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        flat, ctx.sizes, _ = inputs
+        ctx.dtype, ctx.device = flat.dtype, flat.device
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+        if torch.is_grad_enabled():  # somebody wants to differentiate this again
+            zeros = (torch.zeros(size, dtype=ctx.dtype, device=ctx.device) for size in ctx.sizes)
+            whole = (zero if part is None else part.to(ctx.dtype) for zero, part in zip(zeros, gradients, strict=True))
+            return torch.cat(list(whole)), None, None
+        flat = torch.empty(sum(ctx.sizes), dtype=ctx.dtype, device=ctx.device)
+        by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        for target, gradient in zip(flat.split(ctx.sizes), gradients, strict=True):
+            if gradient is None:
+                target.zero_()
+            else:
+                targets, sources = by_dtype.setdefault(gradient.dtype, ([], []))
+                targets.append(target)
+                sources.append(gradient)
+        for targets, sources in by_dtype.values():
+            torch._foreach_copy_(targets, sources)
+        return flat, None, None
 
 
 class Net:
@@ -222,7 +272,7 @@ class Net:
         """The module's output for one model, and the model's buffers after this pass."""
         if self.module.training != current.training:
             self.module.train(current.training)
-        trained = self.parameters.views(parameters)
+        trained = self._tensors(parameters, current)
         if self.device.type == "cuda" and (current.stacked or not self._channels_last):
             inputs = [x.contiguous() if isinstance(x, Tensor) else x for x in inputs]
             if not current.stacked:
@@ -234,6 +284,19 @@ class Net:
         if not (current.training and self.buffers.names):
             return output, buffers
         return output, self.buffers.flatten(tensors)
+
+    def _tensors(self, parameters: Tensor, current: Pass) -> dict[str, Tensor]:
+        """The trained parameters of one model, by name, in the precision in which layers compute."""
+        if self.device.type != "cuda" or current.stacked:
+            return self.parameters.views(parameters)
+        halved = self._halved if torch.is_autocast_enabled("cuda") else None
+        return self.parameters.unpacked(parts_of(parameters, self.parameters.sizes, halved))
+
+    @cached_property
+    def _halved(self) -> list[bool]:
+        """For each trained tensor whether it is of a layer that computes in bfloat16 where the form does."""
+        low = {name for name, layer in self.module.named_modules() if isinstance(layer, nn.Conv2d | nn.Linear)}
+        return [_owner(name) in low and not self._tied for name in self.parameters.names]
 
     @cached_property
     def _channels_last(self) -> bool:

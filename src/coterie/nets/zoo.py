@@ -9,10 +9,10 @@ from itertools import pairwise
 from math import prod
 from typing import Any
 
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from coterie.core.errors import SettingsError
+from coterie.nets.layers import Residual, rectified
 from coterie.nets.net import Factory
 from coterie.nets.sequences import ChannelsFirst, EmbeddingBag, Recurrent, Transformer
 
@@ -167,23 +167,14 @@ def resnet9(shape: Shape, classes: int) -> nn.Module:
     return nn.Sequential(
         block(channels, 64),
         block(64, 128, pool=True),
-        _Residual(nn.Sequential(block(128, 128), block(128, 128))),
+        Residual(nn.Sequential(block(128, 128), block(128, 128))),
         block(128, 256, pool=True),
         block(256, 512, pool=True),
-        _Residual(nn.Sequential(block(512, 512), block(512, 512))),
+        Residual(nn.Sequential(block(512, 512), block(512, 512))),
         nn.AdaptiveMaxPool2d(1),
         nn.Flatten(),
         nn.Linear(512, classes),
     )
-
-
-class _Residual(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.inner(x)
 
 
 @net("resnet18")
@@ -210,8 +201,8 @@ class _BasicBlock(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
 
     def forward(self, x: Tensor) -> Tensor:
-        inner = self.second_norm(self.second(F.relu(self.first_norm(self.first(x)))))
-        return F.relu(inner + self.shortcut(x))
+        inner = self.second(rectified(self.first_norm, self.first(x)))
+        return rectified(self.second_norm, inner, self.shortcut(x))
 
 
 @net("vgg19")
