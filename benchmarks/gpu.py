@@ -5,8 +5,10 @@
 A round samples the cohort, trains it, takes the mean and evaluates the model on every client's test and validation data
 and on the global test set. The `loop` is eager PyTorch written for speed: data on the GPU before it starts, evaluation
 in large batches, no logging, no `.item()`. The `graph loop` is the same with one CUDA graph per step. All three train
-the same clients from the same first model in the same precision, and run in one process, in turns, a round of each;
-the figures to look at are the ratios. Times are medians of all rounds but the first.
+the same clients from the same first model, and run in one process, in turns, a round of each; the figures to look at
+are the ratios. They compute in the same precision, but that the loops stay with tf32 where Coterie has bf16. Times are
+medians of all rounds but the first; operations are those of training alone, over the time of whole rounds, beside the
+rate of one large product of matrices in bf16.
 """
 
 import argparse
@@ -21,6 +23,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import coterie
 from coterie.data.division import Division
@@ -69,19 +72,20 @@ WORKLOADS = {
     ),
     "cnn": Workload("CNN 32/64, 20 clients, batch 10", cnn_32_64, 20, 10, 25),
     "resnet9": Workload("ResNet-9, 10 clients, batch 64", "resnet9", 10, 64, 2.5),
+    "resnet18": Workload("ResNet-18, 10 clients, batch 64", "resnet18", 10, 64, 2.5),
     "vgg19": Workload("VGG-19, 10 clients, batch 64", "vgg19", 10, 64, 2.5),
 }
 
 
 GROUPS = {
     "small": ("lenet", "unequal", "cfic", "cnn"),
-    "large": ("resnet9", "vgg19"),
+    "large": ("resnet9", "resnet18", "vgg19"),
     "runs": ("many-seeds", "many-rounds", "study"),
 }
 """What can be asked for by one name, so that a call takes only some minutes."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Figures:
     """What a way of computing took."""
 
@@ -93,6 +97,10 @@ class Figures:
     """Peak of the GPU memory."""
     accuracy: float
     """On the global test set, in percent."""
+    samples: float = 0.0
+    """How many a second are trained, over whole rounds."""
+    operations: float = 0.0
+    """How many a second that makes, of training alone."""
 
 
 class Plain:
@@ -233,8 +241,30 @@ WAYS = ("graph loop", "loop")
 
 def set_precision(precision: str) -> None:
     """The plain loops' precision; Coterie sets its own."""
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    quick = precision in ("tf32", "bf16")
+    torch.set_float32_matmul_precision("high" if quick else "highest")
+    torch.backends.cudnn.allow_tf32 = quick
+
+
+def operations(module: nn.Module, x: Tensor) -> float:
+    """Operations of a training step for each sample."""
+    with FlopCounterMode(display=False) as counter:
+        module.cuda()(x.cuda()).sum().backward()
+    return counter.get_total_flops() / len(x)
+
+
+def product_rate(size: int = 8192, repeats: int = 50) -> float:
+    """Operations a second of a product of two large matrices in bf16."""
+    a, b = (torch.randn(size, size, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    for _ in range(3):
+        a @ b
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(repeats):
+        a @ b
+    end.record()
+    end.synchronize()
+    return 2 * size**3 * repeats / (start.elapsed_time(end) / 1e3)
 
 
 def compared(data: coterie.Dataset, work: Workload, rounds: int, precision: str, engine: str) -> dict[str, Figures]:
@@ -250,7 +280,11 @@ def compared(data: coterie.Dataset, work: Workload, rounds: int, precision: str,
     result = coterie.FedAvg(rounds=rounds, **settings).fit(fed, observers=[turns])
     turns.accuracy["coterie"] = result.summary["global_accuracy_mean"]
     found = {name: watch.figures(turns.accuracy[name]) for name, watch in turns.watches.items()}
+    samples = work.epochs * work.share * sum(len(shard.train) for shard in population.shards)
+    each = operations(fed.new_model().module, torch.rand(work.batch, *population.x.shape[1:]))
     for name, figures in found.items():
+        figures.samples = samples / figures.round
+        figures.operations = each * figures.samples
         print(f"  {name:12}", *(f"{key} {value:.4g}" for key, value in vars(figures).items()), flush=True)
     fed.close()
     return found
@@ -337,7 +371,10 @@ def main() -> None:
         torch.cuda.empty_cache()
     print(f"\nCIFAR-10, {arguments.precision}, {torch.cuda.get_device_name()}, torch {torch.__version__}")
     head = ("workload", "loop, s a round", "coterie, s a round", "over the loop", "target", "over the graph loop")
-    head += ("global test, % (loop, graph loop)", "rounds", "GPU memory, GB (loop)", "first round, s")
+    head += ("global test, % (loop, graph loop)", "rounds", "GPU memory, GB (loop)", "samples a second")
+    head += ("TFLOP/s (share of a product in bf16)", "first round, s")
+    fastest = product_rate()
+    print(f"A product of matrices in bf16: {fastest / 1e12:.0f} TFLOP/s")
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for name, ways in found.items():
         if name in WORKLOADS:
@@ -345,7 +382,8 @@ def main() -> None:
             cells = [WORKLOADS[name].title, f"{loop.round:.3f}", f"{ours.round:.4f}", f"{loop.round / ours.round:.1f}x"]
             cells += [f"{WORKLOADS[name].target:g}x", f"{graphs.round / ours.round:.1f}x"]
             cells += [f"{ours.accuracy:.1f} ({loop.accuracy:.1f}, {graphs.accuracy:.1f})", str(ways["rounds"])]
-            cells += [f"{ours.gigabytes:.1f} ({loop.gigabytes:.1f})"]
+            cells += [f"{ours.gigabytes:.1f} ({loop.gigabytes:.1f})", f"{ours.samples:,.0f}"]
+            cells += [f"{ours.operations / 1e12:.0f} ({100 * ours.operations / fastest:.0f} %)"]
             print(f"| {' | '.join(cells)} | {ours.first:.1f} |")
 
 

@@ -295,15 +295,18 @@ def test_triton_group_normalisation(channels, size, groups, rectify):
         group_norm(groups, rectify, kernels), images_to_normalise(channels, size, "cuda", torch.float32)
     )
     expected = gradients_of(group_norm(groups, rectify), images_to_normalise(channels, size, "cuda"))
-    for one, other in zip(found, expected, strict=True):
+    *rest, shift = zip(found, expected, strict=True)
+    for one, other in rest:
         near(one, other)
+    # A channel that is its own group does not depend on its shift: what is left is rounding, of sums of this size.
+    assert (shift[0].double() - shift[1]).norm() < 1e-5 * expected[1].norm()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("rectify", [False, True])
 @pytest.mark.parametrize(
-    ("channels", "size", "rows"), [(64, (32, 32), 64), (512, (2, 2), 5), (96, (7, 5), 33), (32, (1, 1), 2)]
+    ("channels", "size", "rows"), [(64, (32, 32), 64), (512, (2, 2), 5), (96, (7, 5), 33), (16, (1, 1), 5)]
 )
 def test_triton_batch_normalisation(channels, size, rows, rectify, add):
     from coterie.nets import kernels
@@ -319,5 +322,6 @@ def test_triton_batch_normalisation(channels, size, rows, rectify, add):
         near(one, other)
     mean, variance, shift = torch.rand(3, channels, device="cuda")
     ours_ = kernels.batch_norm(*(given[0], None, *given[1:], shift, mean, variance, 0.1, 1e-5, False))[1]
-    theirs = Norms().batch_norm(exact[0], None, *exact[1:], shift, mean, variance, 0.1, 1e-5, False)[1]
+    before = (shift.double(), mean.double(), variance.double())
+    theirs = Norms().batch_norm(exact[0], None, *exact[1:], *before, 0.1, 1e-5, False)[1]
     near(ours_, theirs)

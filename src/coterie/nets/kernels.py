@@ -14,6 +14,7 @@ as long; and with tiles loaded as [tap, pixel] instead of [pixel, tap], twice as
 # ruff: noqa: N803  (arguments that are known when a kernel is compiled are in capitals)
 # mypy: disable-error-code="import-not-found,no-untyped-def,untyped-decorator"
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -412,7 +413,9 @@ def group_norm_back(
         images, gradients, centres, scales, weights, biases, sums, sums[2], out, area, blocks, rows * blocks, rectify,
         channels, groups, block, wide, num_warps=8,
     )  # fmt: skip
-    of_biases, of_weights, of_shifts = sums.sum(dim=1)
+    # In two steps, as few sums over many numbers would keep few processors busy.
+    halfway = sums.unflatten(1, (blocks, rows)).sum(dim=1)
+    of_biases, of_weights, of_shifts = halfway.sum(dim=1)
     return out, of_weights, of_biases, of_shifts
 
 
@@ -553,15 +556,32 @@ def _batch_normalise_back(
         tl.store(out + place, result, mask=real)
 
 
-_BATCH_BLOCK = 128
-_BATCH_PARTS = 64
+_BATCH_TILE = 16
+"""Channels of a program: few, so that there are many programs, of which each has few parts to put together."""
 
 
-def _batch_blocks(images: Tensor) -> tuple[int, int, int, int]:
-    """How many pixels images have, how many of them a program takes, how many programs that makes, and its channels."""
-    pixels = images.shape[0] * images.shape[2] * images.shape[3]
-    span = _BATCH_BLOCK * triton.cdiv(pixels, _BATCH_BLOCK * _BATCH_PARTS)
-    return pixels, span, triton.cdiv(pixels, span), 64 if images.shape[1] % 64 == 0 else 32
+@dataclass(frozen=True)
+class _BatchGrid:
+    """How the pixels and channels of images are dealt out to programs."""
+
+    pixels: int
+    span: int
+    parts: int
+    block: int
+
+    @staticmethod
+    def of(images: Tensor) -> "_BatchGrid":
+        """About 256 programs, each with a span of pixels that it goes through in blocks."""
+        pixels, tiles = images.shape[0] * images.shape[2] * images.shape[3], images.shape[1] // _BATCH_TILE
+        span = triton.next_power_of_2(triton.cdiv(pixels, min(64, max(1, 256 // tiles))))
+        block = min(512, max(32, span))
+        span = max(span, block)
+        return _BatchGrid(pixels, span, triton.cdiv(pixels, span), block)
+
+    @property
+    def warps(self) -> int:
+        """How many warps a program has."""
+        return 8 if self.block == 512 else 4
 
 
 def batch_norm(
@@ -574,15 +594,17 @@ def batch_norm(
     which normalisation leaves nothing, are only in the running mean.
     """
     channels = images.shape[1]
-    pixels, span, parts, tile = _batch_blocks(images)
-    means, squares = weights.new_empty(2, parts, channels)
+    deal = _BatchGrid.of(images)
+    means, squares = weights.new_empty(2, deal.parts, channels)
     kept, out = weights.new_empty(4, channels), torch.empty_like(images)
-    grid = (parts, channels // tile)
-    _batch_moments[grid](images, means, squares, pixels, span, channels, tile, _BATCH_BLOCK, num_warps=8)
+    grid = (deal.parts, channels // _BATCH_TILE)
+    _batch_moments[grid](
+        images, means, squares, deal.pixels, deal.span, channels, _BATCH_TILE, deal.block, num_warps=deal.warps
+    )
     _batch_normalise[grid](
-        images, others, means, squares, weights, biases, shifts, running_mean, running_variance, out, kept, pixels,
-        span, parts, eps, momentum, shifts is not None, others is not None, rectify,
-        channels, tile, _BATCH_BLOCK, triton.next_power_of_2(parts), num_warps=8,
+        images, others, means, squares, weights, biases, shifts, running_mean, running_variance, out, kept, deal.pixels,
+        deal.span, deal.parts, eps, momentum, shifts is not None, others is not None, rectify,
+        channels, _BATCH_TILE, deal.block, triton.next_power_of_2(deal.parts), num_warps=deal.warps,
     )  # fmt: skip
     return out, kept
 
@@ -594,18 +616,19 @@ def batch_norm_back(
     """The gradients with respect to images, weights, biases and others; the results are needed if others were added."""
     gradients = gradients.contiguous(memory_format=torch.channels_last)
     channels = images.shape[1]
-    pixels, span, parts, tile = _batch_blocks(images)
-    sums, totals = weights.new_empty(2, parts, channels), weights.new_empty(2, channels)
+    deal = _BatchGrid.of(images)
+    sums, totals = weights.new_empty(2, deal.parts, channels), weights.new_empty(2, channels)
     out, added = torch.empty_like(images), results is not None
     passed = torch.empty_like(images) if added and rectify else gradients
-    grid = (parts, channels // tile)
+    grid = (deal.parts, channels // _BATCH_TILE)
     _batch_products[grid](
-        images, gradients, results, kept, weights, biases, passed, sums, pixels, span, parts, added, rectify,
-        channels, tile, _BATCH_BLOCK, num_warps=8,
+        images, gradients, results, kept, weights, biases, passed, sums, deal.pixels, deal.span, deal.parts, added,
+        rectify, channels, _BATCH_TILE, deal.block, num_warps=deal.warps,
     )  # fmt: skip
     _batch_normalise_back[grid](
-        images, passed, kept, weights, biases, sums, totals, out, pixels, span, parts, rectify and not added,
-        channels, tile, _BATCH_BLOCK, triton.next_power_of_2(parts), num_warps=8,
+        images, passed, kept, weights, biases, sums, totals, out, deal.pixels, deal.span, deal.parts,
+        rectify and not added, channels, _BATCH_TILE, deal.block, triton.next_power_of_2(deal.parts),
+        num_warps=deal.warps,
     )  # fmt: skip
     return out, totals[1], totals[0], passed
 

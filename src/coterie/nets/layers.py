@@ -139,7 +139,7 @@ class BatchNorm(nn.Module):
 
     def _kernels(self, x: Tensor, other: Tensor | None, current: Pass) -> Kernels | None:
         """Our kernels, where these can compute this layer."""
-        if current.stacked or self.weight is None or self.bias is None or x.shape[1] % 32:
+        if current.stacked or self.weight is None or self.bias is None or x.shape[1] % 16:
             return None
         if other is not None and (other.dtype != x.dtype or channels_last_kernels(other) is None):
             return None

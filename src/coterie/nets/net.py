@@ -118,13 +118,16 @@ class _Parts(torch.autograd.Function):
             return torch.cat(list(whole)), None, None
         flat = torch.empty(sum(ctx.sizes), dtype=ctx.dtype, device=ctx.device)
         by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        unused = []
         for target, gradient in zip(flat.split(ctx.sizes), gradients, strict=True):
             if gradient is None:
-                target.zero_()
+                unused.append(target)
             else:
                 targets, sources = by_dtype.setdefault(gradient.dtype, ([], []))
                 targets.append(target)
                 sources.append(gradient)
+        if unused:
+            torch._foreach_zero_(unused)
         for targets, sources in by_dtype.values():
             torch._foreach_copy_(targets, sources)
         return flat, None, None
