@@ -57,21 +57,21 @@ class Layout:
         lead = flat.shape[:-1]
         parts = flat.split(self.sizes, dim=-1) if self.names else ()
         return {
-            name: _unpacked(part, lead, shape) for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
+            name: _shaped(part, lead, shape) for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
         }
 
     def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
         """The vector of these tensors, which have no leading axes."""
-        packed = [_packed(tensors[name]).reshape(-1) for name in self.names]
-        return torch.cat(packed) if packed else torch.empty(0)
+        parts = [_in_order(tensors[name]).reshape(-1) for name in self.names]
+        return torch.cat(parts) if parts else torch.empty(0)
 
 
-def _packed(tensor: Tensor) -> Tensor:
+def _in_order(tensor: Tensor) -> Tensor:
     """The tensor with its axes in the order of the vector: kernels of convolutions channels-last."""
     return tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor
 
 
-def _unpacked(part: Tensor, lead: Sequence[int], shape: Sequence[int]) -> Tensor:
+def _shaped(part: Tensor, lead: Sequence[int], shape: Sequence[int]) -> Tensor:
     """The tensor of this shape in its part of vectors with these leading axes, as a view."""
     if len(shape) != 4:
         return part.reshape((*lead, *shape))
