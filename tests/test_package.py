@@ -77,8 +77,23 @@ def test_a_site_knows_the_programs_of_all_methods():
 # Examples
 
 
-MODULES = [name for name in coterie.__all__ if inspect.ismodule(getattr(coterie, name))]
-WITH_EXAMPLES = [name for name in coterie.__all__ if name not in (*MODULES, "__version__", "methods", "nets")]
+def with_examples():
+    """What is public, by name: all that the package offers, and all that its modules offer."""
+    found = {name: getattr(coterie, name) for name in coterie.__all__ if name != "__version__"}
+    for name, module in [item for item in found.items() if inspect.ismodule(item[1])]:
+        own = {key: thing for key, thing in vars(module).items() if not key.startswith("_")}
+        found |= {
+            f"{name}.{key}": thing
+            for key, thing in own.items()
+            if (inspect.isroutine(thing) or isinstance(thing, type | coterie.programs.Program))
+            and thing.__module__ == module.__name__
+            # What a real client keeps to itself is no program that anybody could call.
+            and not getattr(thing, "simulated", False)
+        }
+    return found
+
+
+PUBLIC = with_examples()
 
 
 @pytest.fixture
@@ -91,11 +106,11 @@ def registries():
         registry.update(content)
 
 
-@pytest.mark.parametrize("name", WITH_EXAMPLES)
+@pytest.mark.parametrize("name", PUBLIC)
 @pytest.mark.usefixtures("registries")
 def test_the_example_at_a_public_name_works(name):
-    thing, names = getattr(coterie, name), {"coterie": coterie, "np": np, "torch": torch}
-    (test,) = doctest.DocTestFinder(recurse=False).find(thing, name, globs=names)
+    names = {"coterie": coterie, "np": np, "torch": torch}
+    (test,) = doctest.DocTestFinder(recurse=False).find(PUBLIC[name], name, module=False, globs=names)
     assert test.examples
     told = []
     failed, _ = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(test, out=told.append)

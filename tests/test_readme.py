@@ -24,7 +24,7 @@ def test_the_readme_names_every_method():
 def test_the_code_of_fedprox_in_the_readme_is_the_real_one():
     source = (Path(coterie.__file__).parent / "methods" / "fedprox.py").read_text(encoding="utf-8")
     shown = re.search(r"```python\n(@method.*?)```", README, re.DOTALL).group(1)
-    plain = re.sub(r"(: Federation|: State| -> State)", "", source)
+    plain = re.sub(r"(: Federation|: FedAvgState| -> FedAvgState)", "", source)
     for line in shown.strip().splitlines():
         assert line.strip() in plain
 

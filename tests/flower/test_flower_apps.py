@@ -32,7 +32,7 @@ with warnings.catch_warnings():  # a library for command lines that Flower impor
 
     import coterie.flower
     from coterie.engines.flower.arrays import ArrayNet, Arrays
-    from coterie.engines.flower.messages import packed, unpacked
+    from coterie.engines.flower.messages import as_records, from_records
     from coterie.flower.apps import APP_MESSAGE, digest_of
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower_app"
@@ -697,16 +697,16 @@ def test_a_handler_that_gives_something_else_is_named(content, reason, flower):
 def test_messages_that_are_none_of_ours_are_refused(flower, caplog):
     about = codec.dump({"something": "else"})
     contents = {
-        "does not say about which app": packed({"request": b""}),
+        "does not say about which app": as_records({"request": b""}),
         "is none of ours": RecordDict({"config": ConfigRecord({})}),
-        "about another app": packed({"app": b"0" * 64, "about": about}),
-        "says nothing about an app": packed({"app": digest_of(about).encode(), "about": about}),
-        "has not been told": packed({"app": b"1" * 64}),
+        "about another app": as_records({"app": b"0" * 64, "about": about}),
+        "says nothing about an app": as_records({"app": digest_of(about).encode(), "about": about}),
+        "has not been told": as_records({"app": b"1" * 64}),
     }
     grid = grid_of(app_for(flower.ClientApp))
     for reason, content in contents.items():
         reply = grid.send_and_receive([Message(content, dst_node_id=100, message_type=APP_MESSAGE)])[0]
-        assert reason in codec.load(unpacked(reply.content)["answer"], {})["refused"]
+        assert reason in codec.load(from_records(reply.content)["answer"], {})["refused"]
         assert reason in caplog.text
 
 

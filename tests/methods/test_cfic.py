@@ -10,7 +10,7 @@ from coterie import CFIC, Clients, FedAvg, evidence, sampling
 from coterie.clients.programs import train
 from coterie.core.errors import SettingsError
 from coterie.data import Split
-from coterie.methods.cfic import State, dominant_label
+from coterie.methods.cfic import CFICState, dominant_label
 from coterie.moves.grouping import by_key
 from support.worlds import close
 
@@ -121,7 +121,7 @@ class TestCorrection:
         start = made.begin(fed)
         earlier = start.model.zeros()
         earlier.parameters[0] = 0.25
-        state = made.round(fed, State(start.model, earlier, start.model, start.labels))
+        state = made.round(fed, CFICState(start.model, earlier, start.model, start.labels))
         close(state.correction.parameters, 0.5 * earlier.parameters)
         close(state.model.parameters, start.model.parameters - 0.5 * earlier.parameters)
 

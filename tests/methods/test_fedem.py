@@ -9,7 +9,7 @@ import torch
 import coterie
 from coterie import Clients, Scoring, program
 from coterie.core.errors import SettingsError
-from coterie.methods.fedem import FedEM, State, train_components
+from coterie.methods.fedem import FedEM, FedEMState, train_components
 from coterie.moves.mixing import mixture_shares, responsibilities
 from support.federations import at_round, opposed, same, uneven
 
@@ -118,7 +118,7 @@ def test_only_clients_that_took_part_are_averaged_and_not_all_of_them():
     # The authors' code averages the models of all clients, so that old ones dilute those of the cohort.
     fed = at_round(uneven())
     made = FedEM(components=2, participation=0.5)
-    start = State(fed.new_models(2))
+    start = FedEMState(fed.new_models(2))
     cohort = fed.sample(0.5)
     after = made.round(fed, start).models
     replies = at_round(fed).run(train_components, cohort, shared=start.models, local=made.local)

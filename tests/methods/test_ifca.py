@@ -9,7 +9,7 @@ from coterie import Clients
 from coterie.clients.programs import choose
 from coterie.core.errors import CoterieError, SettingsError
 from coterie.methods.as_published import choose_on_test_and_train
-from coterie.methods.ifca import IFCA, State, choose_and_train
+from coterie.methods.ifca import IFCA, IFCAState, choose_and_train
 from coterie.nets.stacks import Models
 from support.federations import at_round, opposed, same, uneven
 
@@ -22,7 +22,7 @@ def test_with_one_cluster_it_is_fedavg_to_the_last_bit():
 
 
 def round_of(fed, models, **options):
-    return IFCA(clusters=len(models), **options).round(at_round(fed), State(models)).models
+    return IFCA(clusters=len(models), **options).round(at_round(fed), IFCAState(models)).models
 
 
 def test_of_equal_models_only_the_first_moves():

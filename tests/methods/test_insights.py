@@ -132,7 +132,7 @@ def test_slfed_shows_nothing_of_real_clients(monkeypatch):
     fed = federation()
     fitted("slfed", rounds=1, fed=fed)
     monkeypatch.setattr(type(fed._engine), "real", True)
-    assert methods.make("slfed").insight(fed, slfed.State()) == {}
+    assert methods.make("slfed").insight(fed, slfed.SLFedState()) == {}
 
 
 @pytest.mark.parametrize(("name", "participation"), [("flis-dc", 0.5), ("flis-hc", 0.5)])

@@ -14,10 +14,11 @@ import pytest
 import tomli_w
 
 import coterie.papers  # noqa: F401  registers its measures
-from coterie.core.errors import CoterieError
+from coterie.core.errors import CoterieError, SettingsError
 from coterie.methods.fedavg import FedAvg
 from coterie.runs import settings as settings_module
 from coterie.runs.batch import RunBatch
+from coterie.runs.experiment import run
 from coterie.runs.folder import BusyError, RunFolder
 from coterie.studies import campaign as module
 from coterie.studies.campaign import Campaign
@@ -176,7 +177,10 @@ def test_a_changed_rate_is_another_run(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         campaign.carry_out(tasks[:1], watch=lambda task: [Stopping(2)])
     changed = Campaign(tmp_path, {"rate": 0.2, "device": "cpu"})
-    assert {task.name for task in changed.tasks(study())}.isdisjoint(task.name for task in tasks)
+    other = changed.tasks(study(), seeds=1)
+    assert {task.name for task in other}.isdisjoint(task.name for task in tasks)
+    with pytest.raises(SettingsError, match=r"method.rate is 0.1 there, 0.2 here"):
+        run(other[0].settings, campaign.folder(tasks[0]), resume=True)
     assert changed.carry_out(changed.tasks(study(), seeds=1)).done == 4
     assert changed.results(study()).study.tables[0].scaled == {"*": "with rate=0.2"}
 

@@ -350,21 +350,21 @@ def _cipher(
     except ValueError as error:  # a point of low order: what comes out would be the same for everybody
         raise SealingError(f"{sender[0]} to {receiver[0]}: the key announced by one of them is no key") from error
     keys = (sender[1].public_bytes_raw(), receiver[1].public_bytes_raw())
-    info = _packed("coterie letter key 1", *at, sender[0], receiver[0], *keys)
+    info = _framed("coterie letter key 1", *at, sender[0], receiver[0], *keys)
     return ChaCha20Poly1305(HKDF(hashes.SHA256(), length=32, salt=None, info=info).derive(shared))
 
 
 def _statement(at: _At, name: str, key: bytes) -> bytes:
     """What the signature of an announcement is for."""
-    return _packed("coterie announcement 1", *at, name, key)
+    return _framed("coterie announcement 1", *at, name, key)
 
 
 def _envelope(at: _At, phase: int, sender: str, receiver: str, subject: str) -> bytes:
     """What the tag of a letter covers besides its content."""
-    return _packed("coterie letter 1", *at, phase, sender, receiver, subject)
+    return _framed("coterie letter 1", *at, phase, sender, receiver, subject)
 
 
-def _packed(*fields: str | int | bytes) -> bytes:
+def _framed(*fields: str | int | bytes) -> bytes:
     """Fields as bytes, each with its length before it: no two lists of fields give the same."""
     return b"".join(len(field).to_bytes(8, "big") + field for field in map(_encoded, fields))
 

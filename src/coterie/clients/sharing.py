@@ -12,6 +12,11 @@ thousands of such models summed, before the ring is full.
 comparison: every single share is the layer itself, up to a factor.
 
 The random shares are expanded (SHAKE-256) from 256 bits of the operating system's entropy.
+
+>>> one, other = np.array([0.5, -2.0]), np.array([0.25, 1.0])
+>>> shares = coterie.sharing.split(one, 3) + coterie.sharing.split(other, 3)  # each party adds what it got
+>>> coterie.sharing.combine(shares)
+array([ 0.75, -1.  ])
 """
 
 import hashlib
@@ -38,7 +43,11 @@ log = logging.getLogger("coterie")
 
 
 def new_key() -> bytes:
-    """A secret from which shares are made, drawn from the operating system's entropy."""
+    """A secret from which shares are made, drawn from the operating system's entropy.
+
+    >>> len(coterie.sharing.new_key())
+    32
+    """
     return secrets.token_bytes(32)
 
 
@@ -54,6 +63,9 @@ def split(
     A whole number as seed makes shares that anybody can repeat, for tests only; bytes are a secret of the client's own
     (`new_key`), from which it can make the same shares again. `layers` are the numbers of parameters in each layer, for
     `scalar`; by default the whole model is one layer.
+
+    >>> coterie.sharing.split(np.array([0.5, -2.0]), parties=3).shape
+    (3, 2)
     """
     values = np.asarray(model.detach().cpu() if isinstance(model, Tensor) else model, dtype=np.float64)
     if values.ndim != 1:
@@ -79,6 +91,9 @@ def combine(shares: Any) -> np.ndarray:
     """The model [parameter] that was split into these shares [party, parameter].
 
     Sums of the shares of several models are shares of the models' sum: then the result is that sum.
+
+    >>> coterie.sharing.combine(coterie.sharing.split(np.array([0.5, -2.0]), parties=3))
+    array([ 0.5, -2. ])
     """
     shares = np.asarray(shares.detach().cpu() if isinstance(shares, Tensor) else shares)
     if shares.ndim != 2 or not len(shares):

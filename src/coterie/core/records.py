@@ -13,7 +13,18 @@ T = TypeVar("T")
 records: dict[str, type] = {}
 """All classes whose instances can be stored and sent, by their names in files and messages."""
 
+_CALLED_STATE = (
+    "autocfl.AutoCFL cafa.CAFA cfic.CFIC cfl.CFL clustered_sampling.ClusteredSampling compose.Compose fedavg.FedAvg "
+    "fedbabu.FedBABU feddc.FedDC feddyn.FedDyn fedem.FedEM fedfa.FedFa fedmgda.FedMGDA fedopt.FedOpt fedrep.FedRep "
+    "fl_hc.FLHC hdbscan.HDBSCAN ifca.IFCA lg_fedavg.LGFedAvg local.Local pacfl.PACFL scaffold.Scaffold slfed.SLFed"
+)
+"""The methods, with the names of their classes, whose states were all called `State` first."""
+
 _LASTING = {
+    **{
+        f"coterie.methods.{called}State": f"coterie.methods.{called.partition('.')[0]}.State"
+        for called in _CALLED_STATE.split()
+    },
     "coterie.flower.apps.AppFacts": "coterie.engines.flower.apps.About",
     "coterie.methods.flis.NewestClusters": "coterie.methods.flis.Clusters",
     "coterie.clients.programs": "coterie.programs",

@@ -20,6 +20,11 @@ class Registry(Generic[T]):
     A registry may be told of a package whose files register classes. Which ones, and with which options, is then read
     from these files without importing them; a file is imported when its class is asked for. A class from elsewhere
     takes the place of one of the package that has its name.
+
+    >>> coterie.methods["ditto"] is coterie.Ditto
+    True
+    >>> coterie.methods.make("ditto", rounds=3).rounds
+    3
     """
 
     def __init__(self, kind: str) -> None:

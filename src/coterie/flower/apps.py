@@ -37,7 +37,7 @@ from coterie.core.records import record
 from coterie.data.population import Shard
 from coterie.deploy.site import PARTS
 from coterie.engines.flower.arrays import ArrayNet, Arrays
-from coterie.engines.flower.messages import packed, unpacked
+from coterie.engines.flower.messages import as_records, from_records
 from coterie.engines.flower.site import RemoteSite, Rules
 from coterie.nets import codec
 from coterie.nets.stacks import Changes, Models
@@ -95,7 +95,7 @@ def reply_of_app(message: Message, context: Context, handler: Handler, allow: Se
     folder = state / "apps" / quote(name, safe="").replace(".", "%2E")  # a name may lead to no other place
     asked: AppHost | None = None
     try:
-        parts = unpacked(message.content)
+        parts = from_records(message.content)
         about = _told(parts, folder / "about")
         asked = AppHost(name, about, lambda kind, content: handler(_inner(message, kind, content), context))
         answer = RemoteSite(Rules(name, (), folder, tuple(allow), precision=None), asked).answer(parts)
@@ -105,7 +105,7 @@ def reply_of_app(message: Message, context: Context, handler: Handler, allow: Se
     content = {"answer": answer}
     if asked is not None:  # without metrics the server knows that it must tell the facts again
         content["metrics"] = codec.dump(asked.metrics)
-    return Message(packed(content), reply_to=message)
+    return Message(as_records(content), reply_to=message)
 
 
 def _name_of(context: Context) -> str:

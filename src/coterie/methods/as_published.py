@@ -35,7 +35,7 @@ class FedProxWithoutPull(FedProx):
     """Leave the pull out, as public code does by mistake: CAFA's takes it from tensors without a gradient, PACFL's from
     the model itself, so that it is always zero. FedProx's rows in tables made with them are FedAvg's."""
 
-    def round(self, fed: Federation, state: fedavg.State) -> fedavg.State:
+    def round(self, fed: Federation, state: fedavg.FedAvgState) -> fedavg.FedAvgState:
         """A round of FedAvg."""
         return FedAvg.round(self, fed, state)
 
@@ -49,11 +49,11 @@ class ScaffoldOfPublicCode(Scaffold):
     `niid-bench` starts the control variates from a random net instead of zero, and `pacfl` divides their changes by the
     cohort instead of by all clients. Both weigh by samples; that they correct outside of momentum is not repeated."""
 
-    def begin(self, fed: Federation) -> scaffold.State:
+    def begin(self, fed: Federation) -> scaffold.ScaffoldState:
         """A fresh model, and control variates from zero or from a random net."""
-        return scaffold.State(fed.new_model(), self._first(fed), len(fed.clients))
+        return scaffold.ScaffoldState(fed.new_model(), self._first(fed), len(fed.clients))
 
-    def round(self, fed: Federation, state: scaffold.State) -> scaffold.State:
+    def round(self, fed: Federation, state: scaffold.ScaffoldState) -> scaffold.ScaffoldState:
         """A round of SCAFFOLD with other first control variates, counts of gradients and means."""
         inputs = {"start": state.model, "control": state.control, "first": self._first(fed)}
         replies = fed.run(control_as_published, fed.sample(self.participation), shared=inputs, local=self.local)
@@ -85,7 +85,7 @@ class FedDCOfAverageLength(FedDC):
     steps of a client of average size and by the rate of the first round, whatever the client's own steps and the
     schedule are. Its weights by size, which are 1 for equal clients, are not repeated."""
 
-    def trained(self, fed: Federation, state: feddc.State) -> Replies:
+    def trained(self, fed: Federation, state: feddc.FedDCState) -> Replies:
         """What FedDC's cohort sends, with the K eta that a client of average size has in the first round."""
         length = self.steps_for(round(float(fed.sizes.double().mean()))) * self.rate
         cohort, inputs = fed.sample(self.participation), self.sent(state)
@@ -131,11 +131,11 @@ class IFCAOnTestData(IFCA):
 
     reads_test_data = True
 
-    def round(self, fed: Federation, state: ifca.State) -> ifca.State:
+    def round(self, fed: Federation, state: ifca.IFCAState) -> ifca.IFCAState:
         """A round of IFCA with another choice."""
         cohort = fed.sample(self.participation)
         replies = fed.run(choose_on_test_and_train, cohort, shared=state.models, local=self.local)
-        return ifca.State(replies.average(self.weighting, by=replies.choice, otherwise=state.models))
+        return ifca.IFCAState(replies.average(self.weighting, by=replies.choice, otherwise=state.models))
 
 
 @program
@@ -163,7 +163,9 @@ class CFLByPositions(CFL):
         """Positions inside the cluster, instead of the clients' own numbers."""
         return np.arange(len(clients))
 
-    def divided(self, number: int, tree: cfl.State, replies: Replies, updates: Changes, fresh: Tensor) -> cfl.State:
+    def divided(
+        self, number: int, tree: cfl.CFLState, replies: Replies, updates: Changes, fresh: Tensor
+    ) -> cfl.CFLState:
         """The tree after CFL's splits; then every client that is in no cluster gets one of its own."""
         tree = super().divided(number, tree, replies, updates, fresh)
         lost = (~tree.members.any(dim=0)).nonzero().numpy()

@@ -7,7 +7,7 @@ cluster.
 
 | symbol | here |
 |---|---|
-| E_m, alpha | `State.pace.epochs` (it starts at `epochs`), `growth` |
+| E_m, alpha | `AutoCFLState.pace.epochs` (it starts at `epochs`), `growth` |
 | omega, omega_k | the model of the one cluster that there is at first, those of the clusters |
 | omega'_m, M | a client's last layer, the distances between them (Eq. 6) |
 | tau_m, P_m1 | the widest gap in a sorted row of M, and who is before it: `grouping.vote` |
@@ -49,7 +49,7 @@ from coterie.server.serving import Served
 
 
 @state
-class State:
+class AutoCFLState:
     """Everybody's pace and the clusters; once they are found, also what clients that come late are compared with."""
 
     pace: Pace
@@ -103,11 +103,11 @@ class AutoCFL(Method):
         if self.steps is not None:
             raise SettingsError(f"steps={self.steps}: AutoCFL counts in epochs, which it adjusts; set epochs instead")
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> AutoCFLState:
         """A fresh model in one cluster of all clients, and the same number of epochs for everybody."""
-        return State(pacing.begin(len(fed.names), self.epochs), Clusters.one(fed.new_model(), fed))
+        return AutoCFLState(pacing.begin(len(fed.names), self.epochs), Clusters.one(fed.new_model(), fed))
 
-    def round(self, fed: Federation, state: State) -> State | Noted:
+    def round(self, fed: Federation, state: AutoCFLState) -> AutoCFLState | Noted:
         """One model for all, until losses say that clients can be clustered; then FedAvg inside every cluster."""
         pace = pacing.grown(state.pace, len(fed.names), self.epochs)
         if state.origin is None:
@@ -130,21 +130,21 @@ class AutoCFL(Method):
         if fed.round >= last or (self.stop == "variance" and pacing.rises(pace)):
             found = grouping.vote(distance, replies.samples, weighted=self.weighted, guard=self.guard)
             clusters = Clusters.found(fed, replies, found)
-            return Noted(State(pace, clusters, model, clusters.models.part("head")), noted)
+            return Noted(AutoCFLState(pace, clusters, model, clusters.models.part("head")), noted)
         if self.adjust:
             pace = pacing.adjusted(pace, fed.sizes, self.growth, self.capped)
-        return Noted(State(pace, Clusters.one(replies.average(), fed)), noted)
+        return Noted(AutoCFLState(pace, Clusters.one(replies.average(), fed)), noted)
 
-    def serve(self, fed: Federation, state: State) -> Served:
+    def serve(self, fed: Federation, state: AutoCFLState) -> Served:
         """The model of each client's cluster; one that has none yet gets the model from before there were clusters."""
         return state.clusters.serve(fed, otherwise=state.origin)
 
-    def insight(self, fed: Federation, state: State) -> Mapping[str, Any]:
+    def insight(self, fed: Federation, state: AutoCFLState) -> Mapping[str, Any]:
         """The clients' epochs and cumulative losses, and the clusters."""
         return pacing.insight(state.pace) | {"clusters": state.clusters.of(fed)}
 
 
-def _nearest(state: State, sent: Models) -> Tensor:
+def _nearest(state: AutoCFLState, sent: Models) -> Tensor:
     """The cluster whose mean last layer is nearest to that of each model, [model]."""
     assert state.heads is not None
     return torch.cdist(sent.part("head").double(), state.heads.double()).argmin(dim=1)

@@ -7,8 +7,8 @@ on its validation data, and who is right more often counts for more.
 
 | symbol | here |
 |---|---|
-| v_i | `State.counts` over their sum: the shares of classes (Eqs. 1 and 2) |
-| k, C_j | the clusters of k-means, k by the silhouette or `clusters` (Eqs. 3 to 6): `State.labels` |
+| v_i | `CAFAState.counts` over their sum: the shares of classes (Eqs. 1 and 2) |
+| k, C_j | the clusters of k-means, k by the silhouette or `clusters` (Eqs. 3 to 6): `CAFAState.labels` |
 | C_IID | the largest cluster (Eq. 7), which passes for IID; it is reported, and enters no weight |
 | w^K, w^A | the share of a client's cluster (Eq. 8), its model's share of accuracy (Eqs. 9 and 10) |
 | S_j | a client's validation samples |
@@ -44,7 +44,7 @@ from coterie.training.local import LocalTraining
 
 
 @state
-class State:
+class CAFAState:
     """The global model, and what CBCC knows of clients, by their positions."""
 
     model: Models
@@ -77,12 +77,12 @@ class CAFA(Method):
         """Why it needs classes."""
         return "weighs clients by their shares of classes and by accuracy"
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> CAFAState:
         """A fresh model; nobody has been asked for labels."""
         nobody = torch.empty(0, fed.net.classes, dtype=torch.int64)
-        return State(fed.new_model(), fed.grown(nobody), torch.full((len(fed.names),), -1))
+        return CAFAState(fed.new_model(), fed.grown(nobody), torch.full((len(fed.names),), -1))
 
-    def round(self, fed: Federation, state: State) -> Noted:
+    def round(self, fed: Federation, state: CAFAState) -> Noted:
         """Cluster whoever is new, let the cohort train and judge each other's models, and mix them."""
         findings: dict[str, Any] = {}
         if self.stages != "abfa":
@@ -92,7 +92,7 @@ class CAFA(Method):
         findings["weights"] = fed.updated(weights.new_zeros(0), replies.clients, weights[0])
         return Noted(replace(state, model=(weights @ replies.model)[0]), findings)  # Eq. 11
 
-    def _classified(self, fed: Federation, state: State) -> tuple[State, dict[str, Any]]:
+    def _classified(self, fed: Federation, state: CAFAState) -> tuple[CAFAState, dict[str, Any]]:
         """CBCC: the clusters, found anew if there is a new client (Section III-A), and what figures show of them."""
         counts, labels = fed.grown(state.counts), fed.grown(state.labels, -1)
         replies = fed.ask(label_histogram, fed.unplaced(labels))
@@ -114,18 +114,18 @@ class CAFA(Method):
             return grouping.kmeans_silhouette(shares, seed=seed)
         return grouping.kmeans(shares, self.clusters, seed=seed)
 
-    def _cohort(self, fed: Federation, state: State) -> np.ndarray:
+    def _cohort(self, fed: Federation, state: CAFAState) -> np.ndarray:
         """A share of the clients that are there and, where clusters count, in a cluster."""
         there = fed.clients if self.stages == "abfa" else np.setdiff1d(fed.clients, fed.unplaced(state.labels))
         return fed.sample(self.participation, among=there)
 
-    def _trained(self, fed: Federation, state: State, cohort: np.ndarray) -> Replies:
+    def _trained(self, fed: Federation, state: CAFAState, cohort: np.ndarray) -> Replies:
         if self.stages == "cbcc" or self.sharing == "server":
             return fed.run(train, cohort, shared=state.model, local=self.local)
         peers = [fed.names[client] for client in cohort]
         return fed.run(train_and_share, cohort, shared=state.model, local=self.local, peers=peers)
 
-    def _cluster_sizes(self, state: State, replies: Replies) -> Tensor:
+    def _cluster_sizes(self, state: CAFAState, replies: Replies) -> Tensor:
         """The size of the cluster of each client that answered, [client]; 1 for all where clusters do not count."""
         if self.stages == "abfa":
             return torch.ones(len(replies))
@@ -153,7 +153,7 @@ class CAFA(Method):
         samples[rows] = judges.evaluated.cpu()
         return accuracy, samples
 
-    def insight(self, fed: Federation, state: State) -> Mapping[str, Any]:
+    def insight(self, fed: Federation, state: CAFAState) -> Mapping[str, Any]:
         """The clusters, and the shares of labels that they rest on."""
         if self.stages == "abfa":
             return {}

@@ -10,7 +10,7 @@ of them, and goes on in the direction to which the clusters' models point, with 
 | A, G_i | the table of known clients with their labels; the clients of one label |
 | gamma, S_t | `participation`, the cohort |
 | g_i, n_i | the mean model of a cluster's clients in the cohort, by samples, and how many samples that are |
-| h, alpha, beta | `State.correction`, `inertia`, `strength` (Eq. 4) |
+| h, alpha, beta | `CFICState.correction`, `inertia`, `strength` (Eq. 4) |
 
 Where the paper is open or wrong:
 - Eq. 2 takes logarithms of deviations: 0 gives NaN, and with two classes every client would be alike. What it orders by
@@ -46,7 +46,7 @@ from coterie.server.method import Method, method
 
 
 @state
-class State:
+class CFICState:
     """The global model w, the momentum h, the table A, and the mean of the last cohort before its correction."""
 
     model: Models
@@ -95,12 +95,12 @@ class CFIC(Method):
         """Why it needs classes."""
         return "groups clients by the class that each has most of"
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> CFICState:
         """A fresh model, no correction, and nobody known."""
         model = fed.new_model()
-        return State(model, model.zeros(), model, torch.full((len(fed.names),), -1))
+        return CFICState(model, model.zeros(), model, torch.full((len(fed.names),), -1))
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: CFICState) -> CFICState:
         """Ask new clients for their labels, let a cohort from all clusters train, and correct its mean."""
         labels = self._asked(fed, state.labels, fed.clients if self.ask == "all" else fed.clients[:0])
         replies = fed.run(train, self._cohort(fed, labels), shared=state.model, local=self.local)
@@ -110,7 +110,7 @@ class CFIC(Method):
         if self.correct:
             direction = _direction(state.model, replies, labels[replies.clients])
             correction = correction * self.inertia - direction * self.strength  # Eq. 4
-        return State(average - correction, correction, average, labels)  # Eq. 5
+        return CFICState(average - correction, correction, average, labels)  # Eq. 5
 
     def _asked(self, fed: Federation, labels: Tensor, clients: np.ndarray) -> Tensor:
         """The table with the labels of these clients: only those that are new to it are asked."""
@@ -126,7 +126,7 @@ class CFIC(Method):
         clusters = Grouping.of(labels[present])  # whoever is unknown is in none, and drawn with what is left over
         return sampling.stratified(clusters, count, self.quota, fed.generator("sample"), present)
 
-    def serve(self, fed: Federation, state: State) -> serving.Served:
+    def serve(self, fed: Federation, state: CFICState) -> serving.Served:
         """The one model."""
         return serving.one(state.average if self.serves == "average" else state.model, len(fed.names))
 

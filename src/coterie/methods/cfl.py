@@ -41,7 +41,7 @@ from coterie.server.method import Method, method
 
 
 @state
-class State(ClusterTree):
+class CFLState(ClusterTree):
     """The tree of clusters."""
 
     unit: float = 0.0
@@ -81,11 +81,11 @@ class CFL(Method):
     weighting: Literal["samples", "uniform"] = "samples"
     """Clients of a cluster count by their number of samples, as in the paper, or all the same, as in its code."""
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> CFLState:
         """All clients at one node, with a fresh model."""
-        return State.one(fed.new_model(), fed)
+        return CFLState.one(fed.new_model(), fed)
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: CFLState) -> CFLState:
         """Let clients train their nodes' models; split, and move every leaf to the mean of its members."""
         tree, cohort = state.grown(fed), fed.sample(self.participation)
         replies = fed.run(train, cohort, each=tree.models[tree.place[cohort]], local=self.local)
@@ -95,7 +95,7 @@ class CFL(Method):
         tree = replace(tree, unit=tree.unit or float(updates.norm().max())).lowered(replies.clients, here, updates)
         return self.divided(fed.round, tree, replies, updates, fresh).averaged(replies, fresh, self.weighting)
 
-    def divided(self, number: int, tree: State, replies: Replies, updates: Changes, fresh: Tensor) -> State:
+    def divided(self, number: int, tree: CFLState, replies: Replies, updates: Changes, fresh: Tensor) -> CFLState:
         """The tree after those leaves are split whose clients' updates oppose each other."""
         counts = replies.counts(self.weighting)
         for node in tree.leaves:
@@ -124,7 +124,7 @@ class CFL(Method):
             return None
         return sides
 
-    def serve(self, fed: Federation, state: State) -> serving.Served:
+    def serve(self, fed: Federation, state: CFLState) -> serving.Served:
         """The model of the node that each client is at."""
         return serving.each(state.models, state.grown(fed).place)
 

@@ -31,7 +31,7 @@ from coterie.server.method import Method, method
 
 
 @state
-class State:
+class ClusteredSamplingState:
     """The global model and, by similarity, the last change of every client [client], zero for those never drawn."""
 
     model: Models
@@ -49,12 +49,12 @@ class ClusteredSampling(Method):
     by: Literal["size", "similarity"] = "size"
     """Clients share a draw with others of like size (algorithm 1), or with those whose changes are alike (2)."""
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> ClusteredSamplingState:
         """Start from a fresh model; nobody has changed it yet."""
         model = fed.new_model()
-        return State(model, None if self.by == "size" else fed.grown(model.zeros().expand(0)))
+        return ClusteredSamplingState(model, None if self.by == "size" else fed.grown(model.zeros().expand(0)))
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: ClusteredSamplingState) -> ClusteredSamplingState:
         """Draw clients, let each train once, and take the mean of the draws."""
         counts = self._drawn(fed, state)
         replies = fed.run(train, np.flatnonzero(counts), shared=state.model, local=self.local)
@@ -62,9 +62,9 @@ class ClusteredSampling(Method):
         changes = state.changes
         if changes is not None:
             changes = fed.updated(changes, replies.clients, replies.model - state.model)
-        return State((weights @ replies.model)[0], changes)
+        return ClusteredSamplingState((weights @ replies.model)[0], changes)
 
-    def _drawn(self, fed: Federation, state: State) -> np.ndarray:
+    def _drawn(self, fed: Federation, state: ClusteredSamplingState) -> np.ndarray:
         """How often each client is drawn in this round, [client]."""
         present = fed.clients
         sizes = fed.sizes.numpy()[present]

@@ -45,7 +45,7 @@ from coterie.server.method import Method, method
 
 
 @state
-class State:
+class ComposeState:
     """The groups' models, which of them each client trains, and of whose models they are mixed."""
 
     models: Models
@@ -124,15 +124,15 @@ class Compose(Method):
         about = {"labels": "shares of classes", "inference": "predicted classes"}.get(self.evidence)
         return f"compares clients by {about} (evidence=weights and updates do not)" if about else ""
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> ComposeState:
         """One fresh model for all clients, who are one group."""
         if self.evidence == "inference":
             _ = fed.server  # says what to do if there is nothing to compare models on
         clients = len(fed.names)
         weights = torch.ones(1, clients, dtype=torch.float64)
-        return State(fed.new_model().expand(1), torch.zeros(clients, dtype=torch.int64), weights)
+        return ComposeState(fed.new_model().expand(1), torch.zeros(clients, dtype=torch.int64), weights)
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: ComposeState) -> ComposeState:
         """Let clients train their groups' models, and mix them; in some rounds make new groups of all clients first."""
         due, state = fed.is_due(self.group_round, self.regroup), self._placed(fed, state)
         cohort = np.setdiff1d(fed.clients if due else fed.sample(self.participation), fed.unplaced(state.home))
@@ -150,9 +150,9 @@ class Compose(Method):
             state = self._grouped(fed, replies, alike)
         weights = state.weights[:, replies.clients]
         weights = weights * replies.samples if self.mixing == "samples" else weights
-        return State(replies.mixed(weights, state.models), state.home, state.weights)
+        return ComposeState(replies.mixed(weights, state.models), state.home, state.weights)
 
-    def _placed(self, fed: Federation, state: State) -> State:
+    def _placed(self, fed: Federation, state: ComposeState) -> ComposeState:
         """The state with a place for every client: one that has come since groups were made chooses the best."""
         home, weights = fed.grown(state.home, -1), fed.grown(state.weights, axis=1).clone()
         new = fed.unplaced(home)
@@ -161,7 +161,7 @@ class Compose(Method):
             replies = fed.run(choose, new, shared=state.models, on="validation")
             new, choice = replies.clients, replies.choice.cpu()
         weights[choice, new] = weights.max(dim=1).values[choice]  # as much as the weightiest member
-        return State(state.models, fed.updated(home, new, choice), weights)
+        return ComposeState(state.models, fed.updated(home, new, choice), weights)
 
     def _compared(self, fed: Federation, replies: Replies, start: Models, counts: Tensor) -> composing.Alike:
         """How alike the clients are that answered."""
@@ -175,7 +175,7 @@ class Compose(Method):
             case _:
                 return composing.by_inference(fed.server.predict(replies.model), self.predictions == "hard")
 
-    def _grouped(self, fed: Federation, replies: Replies, alike: composing.Alike) -> State:
+    def _grouped(self, fed: Federation, replies: Replies, alike: composing.Alike) -> ComposeState:
         """Groups of the clients that answered; each has a member's model until they are mixed."""
         groups, home = composing.home_of(composing.grouped(alike, replies.samples, fed.seed, self))
         weights = torch.from_numpy(groups.matrix).double()
@@ -184,13 +184,13 @@ class Compose(Method):
         nobody = torch.empty(0, len(weights), dtype=torch.float64)
         everywhere = fed.updated(nobody, replies.clients, weights.T).T
         homes = fed.updated(torch.empty(0, dtype=torch.int64), replies.clients, home, otherwise=-1)
-        return State(replies.model[weights.argmax(dim=1)], homes, everywhere)
+        return ComposeState(replies.model[weights.argmax(dim=1)], homes, everywhere)
 
-    def serve(self, fed: Federation, state: State) -> serving.Served:
+    def serve(self, fed: Federation, state: ComposeState) -> serving.Served:
         """To each client its group's model."""
         return serving.each(state.models, state.home.clamp(min=0))
 
-    def insight(self, fed: Federation, state: State) -> Mapping[str, Any]:
+    def insight(self, fed: Federation, state: ComposeState) -> Mapping[str, Any]:
         """The weights by which each client's model is mixed of all models, if all clients take part."""
         weights = state.weights * fed.sizes[: state.weights.shape[1]] if self.mixing == "samples" else state.weights
         mixed = (weights / weights.sum(dim=1, keepdim=True))[state.home.clamp(min=0)]

@@ -16,7 +16,7 @@ model.
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
 from coterie.core.fields import NonNegative
-from coterie.methods.fedavg import FedAvg, State
+from coterie.methods.fedavg import FedAvg, FedAvgState
 from coterie.nets.stacks import Models
 from coterie.server import serving
 from coterie.server.federation import Federation
@@ -34,12 +34,12 @@ class Ditto(FedAvg):
     """Strength of the pull, lambda in the paper, whose clients choose from 0.1, 1 and 2. 0 is training alone. As steps
     are explicit, `mu` times `rate` must stay below 2."""
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: FedAvgState) -> FedAvgState:
         """A round of FedAvg in which clients train their own models too."""
         cohort = fed.sample(self.participation)
         return self.step(state, fed.run(train_both, cohort, shared=state.model, local=self.local, mu=self.mu))
 
-    def serve(self, fed: Federation, state: State) -> serving.Served:
+    def serve(self, fed: Federation, state: FedAvgState) -> serving.Served:
         """Each client's own model."""
         return serving.kept("model")
 

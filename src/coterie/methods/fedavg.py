@@ -19,7 +19,7 @@ from coterie.server.method import Method, method
 
 
 @state
-class State:
+class FedAvgState:
     """The global model, and the server's velocity if it has momentum."""
 
     model: Models
@@ -43,16 +43,18 @@ class FedAvg(Method):
     server_momentum: Fraction = 0.0
     """How much of the last change is kept (FedAvgM, Hsu et al. 2019)."""
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> FedAvgState:
         """Start from a fresh model."""
-        return State(fed.new_model())
+        return FedAvgState(fed.new_model())
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: FedAvgState) -> FedAvgState:
         """Send the model out, let the cohort train it, and take the mean."""
         cohort = fed.sample(self.participation)
         return self.step(state, fed.run(train, cohort, shared=state.model, local=self.local))
 
-    def step(self, state: State, replies: Replies) -> State:
+    def step(self, state: FedAvgState, replies: Replies) -> FedAvgState:
         """The server's step, from what the cohort sent."""
         mean = replies.average(self.weighting)
-        return State(*server_steps.momentum(state.model, mean, state.velocity, self.server_rate, self.server_momentum))
+        return FedAvgState(
+            *server_steps.momentum(state.model, mean, state.velocity, self.server_rate, self.server_momentum)
+        )

@@ -13,7 +13,7 @@ differ in the part, the epochs and the rate: FedRep's authors, for one, tune the
 from dataclasses import replace
 
 from coterie.core.fields import NonNegative, Positive
-from coterie.methods.fedavg import FedAvg, State
+from coterie.methods.fedavg import FedAvg, FedAvgState
 from coterie.server.federation import Federation
 from coterie.server.method import method
 from coterie.server.serving import Served
@@ -43,7 +43,7 @@ class FedAvgFT(FedAvg):
         super().check(fed)
         fed.net.part(self.tunes)
 
-    def serve(self, fed: Federation, state: State) -> Served:
+    def serve(self, fed: Federation, state: FedAvgState) -> Served:
         """The one model, after the clients' own training."""
         served = super().serve(fed, state)
         for part, epochs in (("head", self.probe_epochs), (self.tunes, self.tune_epochs)):

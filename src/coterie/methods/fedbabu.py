@@ -24,7 +24,7 @@ from coterie.training.local import LocalTraining
 
 
 @state
-class State:
+class FedBABUState:
     """The body, packed with its running statistics."""
 
     body: Tensor
@@ -57,17 +57,17 @@ class FedBABU(Method):
         fed.net.part(self.head)
         fed.net.part(self.tunes)
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> FedBABUState:
         """The body of a fresh model, which clients make themselves."""
-        return State(fed.new_model().packed(f"not {self.head}"))
+        return FedBABUState(fed.new_model().packed(f"not {self.head}"))
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: FedBABUState) -> FedBABUState:
         """Send the body out, and take the mean of what comes back."""
         cohort = fed.sample(self.participation)
         replies = fed.run(train_body, cohort, shared=state.body, local=self.local, head=self.head)
-        return State(replies.weights(self.weighting).to(replies.body) @ replies.body)
+        return FedBABUState(replies.weights(self.weighting).to(replies.body) @ replies.body)
 
-    def serve(self, fed: Federation, state: State) -> serving.Served:
+    def serve(self, fed: Federation, state: FedBABUState) -> serving.Served:
         """The newest body under the first head, after the clients' own training."""
         model = fed.new_model().patched(f"not {self.head}", state.body)
         served = serving.one(model, len(fed.names))

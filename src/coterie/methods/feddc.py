@@ -18,8 +18,7 @@ step.
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
 from coterie.core.records import state
-from coterie.methods.feddyn import FedDyn
-from coterie.methods.feddyn import State as DynamicState
+from coterie.methods.feddyn import FedDyn, FedDynState
 from coterie.moves import server_steps
 from coterie.nets.stacks import Changes, Models
 from coterie.server.federation import Federation, Replies
@@ -28,7 +27,7 @@ from coterie.training.local import LocalTraining
 
 
 @state
-class State(DynamicState):
+class FedDCState(FedDynState):
     """FedDyn's state, and the server's control variate G."""
 
     control: Changes
@@ -45,26 +44,26 @@ class FedDC(FedDyn):
     correction: bool = True
     """Whether clients use control variates; without them it is FedDyn to the last bit."""
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> FedDCState:
         """A fresh model, no drift and no correction yet."""
         model = fed.new_model()
-        return State(model, model, model.zeros(), len(fed.clients), model.zeros())
+        return FedDCState(model, model, model.zeros(), len(fed.clients), model.zeros())
 
-    def round(self, fed: Federation, state: State) -> State:  # type: ignore[override]
+    def round(self, fed: Federation, state: FedDCState) -> FedDCState:  # type: ignore[override]
         """A round of FedDyn in which the control variates move too."""
         replies = self.trained(fed, state)
         clients, control = max(state.clients, len(fed.clients)), state.control
         if self.correction:
             control = server_steps.mean_over_all(control, state.clients, replies.control_change, clients)
         moved = self.step(state, replies, clients)
-        return State(moved.model, moved.mean, moved.drift, clients, control)
+        return FedDCState(moved.model, moved.mean, moved.drift, clients, control)
 
-    def trained(self, fed: Federation, state: State) -> Replies:
+    def trained(self, fed: Federation, state: FedDCState) -> Replies:
         """What a cohort sends after training with its drifts and control variates."""
         cohort = fed.sample(self.participation)
         return fed.run(corrected_training, cohort, shared=self.sent(state), local=self.local, alpha=self.alpha)
 
-    def sent(self, state: State) -> dict[str, Models | Changes]:
+    def sent(self, state: FedDCState) -> dict[str, Models | Changes]:
         """What clients get from the server."""
         return {"start": state.model} | ({"control": state.control} if self.correction else {})
 

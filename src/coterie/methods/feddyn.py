@@ -31,7 +31,7 @@ from coterie.training.local import LocalTraining
 
 
 @state
-class State:
+class FedDynState:
     """The global model, the mean that it corrects, the mean drift, and over how many clients that is the mean."""
 
     model: Models
@@ -59,24 +59,24 @@ class FedDyn(Method):
     """Clients predict with the corrected model that the cloud sends out, or with the plain mean of the cohort's
     models, which can be better in early rounds; the authors' figures are of means."""
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> FedDynState:
         """A fresh model, and no drift yet."""
         model = fed.new_model()
-        return State(model, model, model.zeros(), len(fed.clients))
+        return FedDynState(model, model, model.zeros(), len(fed.clients))
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: FedDynState) -> FedDynState:
         """Let the cohort train under its regularisers; correct the mean by how all clients have drifted so far."""
         cohort = fed.sample(self.participation)
         replies = fed.run(regularised_training, cohort, shared=state.model, local=self.local, alpha=self.alpha)
         return self.step(state, replies, max(state.clients, len(fed.clients)))
 
-    def step(self, state: State, replies: Replies, clients: int) -> State:
+    def step(self, state: FedDynState, replies: Replies, clients: int) -> FedDynState:
         """The server's step, from what the cohort sent; `clients` is the number of all clients."""
         mean, changes = replies.average("uniform"), replies.model - state.model
         drift = server_steps.mean_over_all(state.drift, state.clients, changes, clients)
-        return State(mean + drift, mean, drift, clients)
+        return FedDynState(mean + drift, mean, drift, clients)
 
-    def serve(self, fed: Federation, state: State) -> serving.Served:
+    def serve(self, fed: Federation, state: FedDynState) -> serving.Served:
         """The corrected model, or the mean."""
         return serving.one(state.model if self.serves == "cloud" else state.mean, len(fed.names))
 

@@ -30,7 +30,7 @@ from coterie.training.local import LocalTraining
 
 
 @state
-class State:
+class FedEMState:
     """The components, [component]."""
 
     models: Models
@@ -47,18 +47,18 @@ class FedEM(Method):
     components: Count = 3
     """M: how many models the server keeps; 3 in the paper."""
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> FedEMState:
         """Components from different seeds."""
-        return State(fed.new_models(self.components))
+        return FedEMState(fed.new_models(self.components))
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: FedEMState) -> FedEMState:
         """Send all components out; each moves to the mean of what the cohort has made of it."""
         cohort = fed.sample(self.participation)
         replies = fed.run(train_components, cohort, shared=state.models, local=self.local)
         weights = mixing.by_samples(replies.samples)
-        return State(Models.cat([weights @ replies.model[:, component] for component in range(self.components)]))
+        return FedEMState(Models.cat([weights @ replies.model[:, component] for component in range(self.components)]))
 
-    def serve(self, fed: Federation, state: State) -> serving.Served:
+    def serve(self, fed: Federation, state: FedEMState) -> serving.Served:
         """The components, mixed by the shares that each client keeps."""
         return serving.mixture(state.models, "shares")
 

@@ -30,7 +30,7 @@ from coterie.training.local import LocalTraining
 
 
 @state
-class State:
+class FedFaState:
     """The global model, and the running mean of its changes."""
 
     model: Models
@@ -62,18 +62,20 @@ class FedFa(Method):
         """Why it needs classes."""
         return "weighs clients by accuracy on their classes"
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> FedFaState:
         """A fresh model that has not moved yet."""
         model = fed.new_model()
-        return State(model, model.zeros())
+        return FedFaState(model, model.zeros())
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: FedFaState) -> FedFaState:
         """Weigh the cohort's models by what the clients say of themselves; then go on along the momentum."""
         cohort = fed.sample(self.participation)
         replies = fed.run(train_and_tell, cohort, shared=state.model, local=self.local)
         weights = mixing.by_information(replies.accuracy, replies.frequency, self.beta)
         mixed = weights @ replies.model
-        return State(*server_steps.beyond(state.model, mixed, state.velocity, self.step_rate, self.server_momentum))
+        return FedFaState(
+            *server_steps.beyond(state.model, mixed, state.velocity, self.step_rate, self.server_momentum)
+        )
 
     @property
     def step_rate(self) -> float:

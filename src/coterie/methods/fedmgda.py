@@ -28,7 +28,7 @@ from coterie.server.method import Method, method
 
 
 @state
-class State:
+class FedMGDAState:
     """The global model."""
 
     model: Models
@@ -48,11 +48,11 @@ class FedMGDA(Method):
     server_rate: Positive = 1.0
     """eta: the longest step of the server, in units of the parameters."""
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> FedMGDAState:
         """Start from a fresh model."""
-        return State(fed.new_model())
+        return FedMGDAState(fed.new_model())
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: FedMGDAState) -> FedMGDAState:
         """Normalise the cohort's changes, find the weights that fit all of them best, and take the step."""
         cohort = fed.sample(self.participation)
         replies = fed.run(train, cohort, shared=state.model, local=self.local)
@@ -61,4 +61,4 @@ class FedMGDA(Method):
         directions = changes / torch.where(lengths > 0, lengths, 1)
         weights = mixing.least_norm(directions.parameters, replies.weights(), self.epsilon)
         moved = state.model + weights @ directions * self.server_rate
-        return State(Models(fed.net, moved.parameters, replies.average().buffers))
+        return FedMGDAState(Models(fed.net, moved.parameters, replies.average().buffers))

@@ -18,7 +18,7 @@ steps and momentum tau_eff can be large enough to diverge, as published tables s
 
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
-from coterie.methods.fedavg import FedAvg, State
+from coterie.methods.fedavg import FedAvg, FedAvgState
 from coterie.moves import server_steps
 from coterie.nets.stacks import Models
 from coterie.server.federation import Federation, Replies
@@ -34,16 +34,18 @@ class FedNova(FedAvg):
     gives_away = "its trained model, how many steps it took, and once, when it joins, its number of samples"
     sgd_only = "the number of gradients in a change is known for sgd only"
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: FedAvgState) -> FedAvgState:
         """A round of FedAvg in which clients also say how many gradients their changes add up."""
         cohort = fed.sample(self.participation)
         return self.step(state, fed.run(train_and_count, cohort, shared=state.model, local=self.local))
 
-    def step(self, state: State, replies: Replies) -> State:
+    def step(self, state: FedAvgState, replies: Replies) -> FedAvgState:
         """The server's step, from what the cohort sent."""
         mean, weights = replies.average(self.weighting), replies.weights(self.weighting)
         mixed = server_steps.normalised(state.model, replies.model, mean, weights, replies.gradients)
-        return State(*server_steps.momentum(state.model, mixed, state.velocity, self.server_rate, self.server_momentum))
+        return FedAvgState(
+            *server_steps.momentum(state.model, mixed, state.velocity, self.server_rate, self.server_momentum)
+        )
 
 
 @program

@@ -30,7 +30,7 @@ from coterie.server.method import Method, method
 
 
 @state
-class State:
+class FedOptState:
     """The global model, the running mean of its changes, and that of their squares or, with Adagrad, their sum."""
 
     model: Models
@@ -64,17 +64,19 @@ class FedOpt(Method):
     weighting: Literal["samples", "uniform"] = "samples"
     """Clients count by their number of samples, or all the same."""
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> FedOptState:
         """A fresh model; no change yet, and squares of tau."""
         model = fed.new_model()
         none = model.zeros()
-        return State(model, none, Changes(fed.net, none.parameters + self.tau**2))
+        return FedOptState(model, none, Changes(fed.net, none.parameters + self.tau**2))
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: FedOptState) -> FedOptState:
         """Send the model out, let the cohort train it, and step along the mean change."""
         cohort = fed.sample(self.participation)
         mean = fed.run(train, cohort, shared=state.model, local=self.local).average(self.weighting)
         usual = 0.0 if self.server_optimizer == "adagrad" else 0.9
         decays = (usual if self.beta_1 is None else self.beta_1, self.beta_2)
         kind, rate, tau = self.server_optimizer, self.server_rate, self.tau
-        return State(*server_steps.adaptive(state.model, mean, state.first, state.second, kind, rate, decays, tau))
+        return FedOptState(
+            *server_steps.adaptive(state.model, mean, state.first, state.second, kind, rate, decays, tau)
+        )

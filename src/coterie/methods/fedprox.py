@@ -7,7 +7,7 @@ Clients lower F_k(w) + mu/2 |w - w_t|^2 (Eq. 2), where w_t is the model they wer
 
 from coterie.clients.programs import train
 from coterie.core.fields import NonNegative
-from coterie.methods.fedavg import FedAvg, State
+from coterie.methods.fedavg import FedAvg, FedAvgState
 from coterie.server.federation import Federation
 from coterie.server.method import method
 
@@ -19,7 +19,7 @@ class FedProx(FedAvg):
     mu: NonNegative = 0.01
     """Strength of the pull: clients lower F(w) + mu/2 |w - w_t|^2. 0 is FedAvg to the last bit."""
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: FedAvgState) -> FedAvgState:
         """A round of FedAvg in which clients are pulled back."""
         cohort = fed.sample(self.participation)
         return self.step(state, fed.run(train, cohort, shared=state.model, local=self.local, pull=self.mu))

@@ -24,7 +24,7 @@ from coterie.training.local import LocalTraining
 
 
 @state
-class State:
+class FedRepState:
     """The body, packed with its running statistics."""
 
     body: Tensor
@@ -53,18 +53,18 @@ class FedRep(Method):
         super().check(fed)
         fed.net.part(self.head)
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> FedRepState:
         """The body of a fresh model, which clients make themselves."""
-        return State(fed.new_model().packed(f"not {self.head}"))
+        return FedRepState(fed.new_model().packed(f"not {self.head}"))
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: FedRepState) -> FedRepState:
         """Send the body out, and take the mean of what comes back."""
         cohort = fed.sample(self.participation)
         alone = replace(self.local, epochs=self.head_epochs, steps=None)
         replies = fed.run(train_in_turn, cohort, shared=state.body, alone=alone, local=self.local, head=self.head)
-        return State(replies.weights(self.weighting).to(replies.body) @ replies.body)
+        return FedRepState(replies.weights(self.weighting).to(replies.body) @ replies.body)
 
-    def serve(self, fed: Federation, state: State) -> serving.Served:
+    def serve(self, fed: Federation, state: FedRepState) -> serving.Served:
         """The newest body under each client's own head."""
         return serving.kept("model", f"not {self.head}", state.body)
 

@@ -36,7 +36,7 @@ from coterie.server.serving import Served
 
 
 @state
-class State:
+class FLHCState:
     """The clusters; once they are found, also what clients that come late are compared with."""
 
     clusters: Clusters
@@ -91,12 +91,12 @@ class FLHC(Method):
         if self.adjust and self.steps is not None:
             raise SettingsError(f"steps={self.steps}: it is epochs that are adjusted; set epochs instead")
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> FLHCState:
         """All clients in one cluster, with a fresh model."""
         pace = pacing.begin(len(fed.names), self.epochs) if self.adjust else None
-        return State(Clusters.one(fed.new_model(), fed), pace=pace)
+        return FLHCState(Clusters.one(fed.new_model(), fed), pace=pace)
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: FLHCState) -> FLHCState:
         """FedAvg inside every cluster; in one round, all clients train and are clustered."""
         if state.pace is not None:
             state = replace(state, pace=pacing.grown(state.pace, len(fed.names), self.epochs))
@@ -113,32 +113,32 @@ class FLHC(Method):
         clusters = clusters.averaged(fed, replies, self.weighting).placed(fed, replies, partial(self._nearest, state))
         return replace(state, clusters=clusters, pace=pace)
 
-    def _train(self, fed: Federation, state: State, clients: np.ndarray, start: Models) -> Replies:
+    def _train(self, fed: Federation, state: FLHCState, clients: np.ndarray, start: Models) -> Replies:
         """Let clients train from one model, or from one each [client], for their own epochs if these are adjusted."""
         epochs = {} if state.pace is None else {"epochs": state.pace.epochs[clients]}
         return fed.run(train_for if epochs else train, clients, each={"start": start, **epochs}, local=self.local)
 
-    def _clustered(self, fed: Federation, state: State) -> State:
+    def _clustered(self, fed: Federation, state: FLHCState) -> FLHCState:
         """All clients train from one model, and are grouped by how they have changed it."""
         origin = state.clusters.models[0]
         replies = self._train(fed, state, fed.clients, origin)
         distance = evidence.update_distance(replies.model - origin, self.distance)
         cut = {"groups": self.clusters} if self.clusters else {"threshold": self.threshold, "relative": self.relative}
         clusters = Clusters.found(fed, replies, grouping.linkage(distance, method=self.linkage, **cut), self.weighting)
-        return State(clusters, origin, clusters.models - origin, state.pace)
+        return FLHCState(clusters, origin, clusters.models - origin, state.pace)
 
-    def _nearest(self, state: State, sent: Models) -> np.ndarray:
+    def _nearest(self, state: FLHCState, sent: Models) -> np.ndarray:
         """The cluster whose mean update is nearest to that of each model which was trained from w, [model]."""
         assert state.origin is not None
         assert state.updates is not None
         away = evidence.update_distance(Changes.cat([sent - state.origin, state.updates]), self.distance)
         return away[: len(sent), len(sent) :].argmin(axis=1)
 
-    def serve(self, fed: Federation, state: State) -> Served:
+    def serve(self, fed: Federation, state: FLHCState) -> Served:
         """The model of each client's cluster; one that has none yet gets the model from before there were clusters."""
         return state.clusters.serve(fed, otherwise=state.origin)
 
-    def insight(self, fed: Federation, state: State) -> Mapping[str, Any]:
+    def insight(self, fed: Federation, state: FLHCState) -> Mapping[str, Any]:
         """The clusters, and if epochs are adjusted the clients' epochs and cumulative losses."""
         paced = {} if state.pace is None else pacing.insight(state.pace)
         return {**paced, "clusters": state.clusters.of(fed)}

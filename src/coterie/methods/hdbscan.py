@@ -29,7 +29,7 @@ from coterie.server.serving import Served
 
 
 @state
-class State:
+class HDBSCANState:
     """The clusters, and a model for clients that are in none."""
 
     clusters: Clusters
@@ -66,12 +66,12 @@ class HDBSCAN(Method):
     weighting: Literal["samples", "uniform"] = "samples"
     """Clients count by their number of samples, or all the same."""
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> HDBSCANState:
         """All clients in one cluster, with a fresh model."""
         model = fed.new_model()
-        return State(Clusters.one(model, fed), model)
+        return HDBSCANState(Clusters.one(model, fed), model)
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: HDBSCANState) -> HDBSCANState:
         """FedAvg inside every cluster; in rounds of clustering, new clusters from what all clients send."""
         clusters, outliers = state.clusters, state.outliers
         if len(clusters.models) == 1:
@@ -88,7 +88,7 @@ class HDBSCAN(Method):
         mean = replies.average(self.weighting)
         if outliers:
             clusters = Clusters(Models.cat([clusters.models[:-1], mean.expand(1)]), clusters.labels)
-        return State(clusters, mean, outliers)
+        return HDBSCANState(clusters, mean, outliers)
 
     def _found(self, replies: Replies) -> tuple[Grouping, bool]:
         """Clusters by the angles between output layers, and whether the last one is of outliers."""
@@ -97,7 +97,7 @@ class HDBSCAN(Method):
         labels = grouping.density(distance, self.min_size, self.single, noise).labels
         return Grouping.of(np.where(labels < 0, labels.max() + 1, labels)), bool((labels < 0).any())
 
-    def serve(self, fed: Federation, state: State) -> Served:
+    def serve(self, fed: Federation, state: HDBSCANState) -> Served:
         """The model of each client's cluster; one that has none yet gets the mean of all."""
         return state.clusters.serve(fed, otherwise=state.model)
 

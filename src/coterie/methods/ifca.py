@@ -30,7 +30,7 @@ from coterie.training.local import LocalTraining
 
 
 @state
-class State:
+class IFCAState:
     """The server's models, [cluster]."""
 
     models: Models
@@ -58,7 +58,7 @@ class IFCA(Method):
     weighting: Literal["samples", "uniform"] = "samples"
     """Clients of a group count by their number of samples, or all the same."""
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> IFCAState:
         """Models from different seeds; if asked, the best balanced of several draws, or the first that is good."""
         best, balance = fed.new_models(self.clusters), -1.0
         for draw in range(1 + self.init_retry if self.init_retry else 0):
@@ -69,15 +69,15 @@ class IFCA(Method):
                 best, balance = models, least
             if balance >= self.init_balance:
                 break
-        return State(best)
+        return IFCAState(best)
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: IFCAState) -> IFCAState:
         """Send all models out; each moves to the mean of what the clients that chose it have made of it."""
         cohort = fed.sample(self.participation)
         replies = fed.run(choose_and_train, cohort, shared=state.models, local=self.local)
-        return State(replies.average(self.weighting, by=replies.choice, otherwise=state.models))
+        return IFCAState(replies.average(self.weighting, by=replies.choice, otherwise=state.models))
 
-    def serve(self, fed: Federation, state: State) -> serving.Served:
+    def serve(self, fed: Federation, state: IFCAState) -> serving.Served:
         """To each client the model with the lowest loss on its training data, whether it took part or not."""
         return serving.best_fit(state.models)
 

@@ -25,7 +25,7 @@ from coterie.training.local import LocalTraining
 
 
 @state
-class State:
+class LGFedAvgState:
     """The part that is shared, packed with its running statistics."""
 
     shared: Tensor
@@ -55,17 +55,17 @@ class LGFedAvg(Method):
         super().check(fed)
         fed.net.part(self.shares)
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> LGFedAvgState:
         """The shared part of a fresh model, which clients make themselves."""
-        return State(fed.new_model().packed(self.shares))
+        return LGFedAvgState(fed.new_model().packed(self.shares))
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: LGFedAvgState) -> LGFedAvgState:
         """Send the shared part out, and take the mean of what comes back."""
         cohort = fed.sample(self.participation)
         replies = fed.run(train_around, cohort, shared=state.shared, local=self.local, part=self.shares)
-        return State(replies.weights(self.weighting).to(replies.shared_part) @ replies.shared_part)
+        return LGFedAvgState(replies.weights(self.weighting).to(replies.shared_part) @ replies.shared_part)
 
-    def serve(self, fed: Federation, state: State) -> serving.Served:
+    def serve(self, fed: Federation, state: LGFedAvgState) -> serving.Served:
         """Each client's own model."""
         return serving.kept("model", self.shares, state.shared if self.refresh else None)
 

@@ -12,7 +12,7 @@ from coterie.training.local import LocalTraining
 
 
 @state
-class State:
+class LocalState:
     """Nothing: the server knows of no model."""
 
 
@@ -28,16 +28,16 @@ class Local(Method):
     """Clients train as often as they would in a federation with this participation (`equal`), or in every round
     (`max`)."""
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> LocalState:
         """Clients start from the same initial model, which they make themselves."""
-        return State()
+        return LocalState()
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: LocalState) -> LocalState:
         """Let clients train their own models further."""
         fed.run(train_own, fed.sample(self.participation if self.budget == "equal" else 1.0), local=self.local)
         return state
 
-    def serve(self, fed: Federation, state: State) -> serving.Served:
+    def serve(self, fed: Federation, state: LocalState) -> serving.Served:
         """Each client's own model."""
         return serving.kept("model")
 

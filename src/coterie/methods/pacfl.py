@@ -16,7 +16,7 @@ and joins the cluster with the smallest mean angle, or founds one if that is abo
 """
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -35,7 +35,7 @@ from coterie.server.serving import Served
 
 
 @state
-class State:
+class PACFLState:
     """The clusters, and what clients have told of their data."""
 
     clusters: Clusters
@@ -81,36 +81,33 @@ class PACFL(Method):
         """Why it needs classes, unless all data of a client is taken together."""
         return "compares clients class by class (by_class=false takes all data together)" if self.by_class else ""
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> PACFLState:
         """A fresh model, and nobody in a cluster."""
-        return State(Clusters(fed.new_model().expand(1), torch.full((len(fed.names),), -1)))
+        return PACFLState(Clusters(fed.new_model().expand(1), torch.full((len(fed.names),), -1)))
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: PACFLState) -> PACFLState:
         """Put those in clusters that are in none, and let every cluster do a round of FedAvg."""
         state = self._complete(fed, state)
         cohort = state.clusters.sample(fed, self.participation)
         replies = fed.run(train, cohort, each=state.clusters.start(fed, cohort), local=self.local)
         return replace(state, clusters=state.clusters.averaged(fed, replies, self.weighting))
 
-    def _complete(self, fed: Federation, state: State) -> State:
+    def _complete(self, fed: Federation, state: PACFLState) -> PACFLState:
         """The state after every client that is there and in no cluster was put in one."""
-        clusters, late = state.clusters, state.clusters.missing(fed)
-        question: dict[str, Any] = {"vectors": self.vectors, "by_class": self.by_class}
-        if state.bases is not None:
-            if (replies := fed.ask(describe, late, **question)) is None:
-                return state
-            bases = fed.updated(state.bases, replies.clients, replies.singular_vectors, otherwise=torch.nan)
-            for client in replies.clients:
-                clusters = self._joined(fed, clusters, client, bases)
-            return State(clusters, bases)
-        replies = fed.run(describe, late, **question)
-        told = replies.singular_vectors.cpu()
-        angle = evidence.subspace_angle(told, self.measure)
-        cut = {"groups": self.clusters} if self.clusters else {"threshold": self.threshold}
-        found = grouping.linkage(angle, method=self.linkage, **cut)
-        models = Models.stack([clusters.models[0]] * len(found))
-        clusters = Clusters(models, clusters.labels).joined(fed, replies.clients, found.labels)
-        return State(clusters, fed.updated(told[:0], replies.clients, told, otherwise=torch.nan))
+        ask = fed.run if state.bases is None else fed.ask  # who comes later and does not answer is asked again
+        replies = ask(describe, state.clusters.missing(fed), vectors=self.vectors, by_class=self.by_class)
+        if replies is None:
+            return state
+        clusters, known, told = state.clusters, state.bases, replies.singular_vectors.cpu()
+        bases = fed.updated(told[:0] if known is None else known, replies.clients, told, otherwise=torch.nan)
+        if known is None:
+            angle = evidence.subspace_angle(told, self.measure)
+            found = grouping.linkage(angle, None if self.clusters else self.threshold, self.clusters, self.linkage)
+            clusters = Clusters(Models.stack([clusters.models[0]] * len(found)), clusters.labels)
+            return PACFLState(clusters.joined(fed, replies.clients, found.labels), bases)
+        for client in replies.clients:
+            clusters = self._joined(fed, clusters, client, bases)
+        return PACFLState(clusters, bases)
 
     def _joined(self, fed: Federation, clusters: Clusters, client: int, bases: Tensor) -> Clusters:
         """The clusters after a client that came later was put in one, perhaps in a new one of its own."""
@@ -124,7 +121,7 @@ class PACFL(Method):
         models = Models.cat([clusters.models, fed.new_model().expand(1)])
         return Clusters(models, clusters.labels).joined(fed, np.array([client]), len(clusters.models))
 
-    def serve(self, fed: Federation, state: State) -> Served:
+    def serve(self, fed: Federation, state: PACFLState) -> Served:
         """The model of each client's cluster; one that has none yet gets the initial model."""
         return state.clusters.serve(fed, otherwise=fed.new_model())
 

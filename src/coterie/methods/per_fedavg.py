@@ -28,7 +28,7 @@ from torch import Tensor
 from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
 from coterie.core.fields import NonNegative, Positive, at_least
-from coterie.methods.fedavg import FedAvg, State
+from coterie.methods.fedavg import FedAvg, FedAvgState
 from coterie.nets.stacks import Models
 from coterie.server.federation import Federation
 from coterie.server.method import method
@@ -58,7 +58,7 @@ class PerFedAvg(FedAvg):
     weighting: Literal["samples", "uniform"] = "uniform"
     """Clients count all the same, as in the paper, or by their number of samples."""
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: FedAvgState) -> FedAvgState:
         """A round of FedAvg whose clients train for the loss after an inner step."""
         cohort = fed.sample(self.participation)
         delta = self.delta if self.order == "hessian-free" else None
@@ -67,7 +67,7 @@ class PerFedAvg(FedAvg):
         )
         return self.step(state, replies)
 
-    def serve(self, fed: Federation, state: State) -> Served:
+    def serve(self, fed: Federation, state: FedAvgState) -> Served:
         """The one model, after the clients' own steps."""
         served = super().serve(fed, state)
         if not (self.inner_rate and self.adapt_steps):

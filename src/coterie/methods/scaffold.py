@@ -27,7 +27,7 @@ from coterie.training.local import LocalTraining
 
 
 @state
-class State:
+class ScaffoldState:
     """The global model x, the server's control variate c, and over how many clients it is the mean."""
 
     model: Models
@@ -54,23 +54,23 @@ class Scaffold(Method):
     weighting: Literal["uniform", "samples"] = "uniform"
     """Clients count all the same, as in the paper, or by their number of samples, as in NIID-Bench and PACFL."""
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> ScaffoldState:
         """A fresh model, and no correction: all control variates start at zero."""
         model = fed.new_model()
-        return State(model, model.zeros(), len(fed.clients))
+        return ScaffoldState(model, model.zeros(), len(fed.clients))
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: ScaffoldState) -> ScaffoldState:
         """Let the cohort train with correction; move the model and the server's control variate."""
         cohort = fed.sample(self.participation)
         inputs = {"start": state.model, "control": state.control}
         replies = fed.run(controlled_training, cohort, shared=inputs, local=self.local)
         return self.step(state, replies, state.clients, max(state.clients, len(fed.clients)))
 
-    def step(self, state: State, replies: Replies, known: int, clients: int) -> State:
+    def step(self, state: ScaffoldState, replies: Replies, known: int, clients: int) -> ScaffoldState:
         """The server's step, after which the control variate is a mean over `clients` clients, not over `known`."""
         model, _ = server_steps.momentum(state.model, replies.average(self.weighting), None, self.server_rate)
         control = server_steps.mean_over_all(state.control, known, replies.control_change, clients)
-        return State(model, control, clients)
+        return ScaffoldState(model, control, clients)
 
 
 @program

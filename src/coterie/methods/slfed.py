@@ -65,7 +65,7 @@ from coterie.training.local import LocalTraining
 
 
 @state
-class State:
+class SLFedState:
     """Nothing: clients keep their models and their opinions."""
 
 
@@ -133,11 +133,11 @@ class SLFed(Method):
         """Why it needs classes."""
         return "trusts clients by the classes that models see in synthetic samples"
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> SLFedState:
         """Clients start from the same initial model, which they make themselves."""
-        return State()
+        return SLFedState()
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: SLFedState) -> SLFedState:
         """Train, meet, form opinions, choose contributors, and mix."""
         names, cohort = tuple(fed.names), fed.sample(self.participation)
         gan = LocalTraining(steps=self.gan_steps, batch=32, rate=self.gan_rate, momentum=0.5, clip=1.0)
@@ -193,11 +193,11 @@ class SLFed(Method):
             for subject, size in secure_sums.traffic(count, numbers, self.sharing, fed.net.dtype.itemsize).items():
                 fed.ledger.add("peer", subject, size)
 
-    def serve(self, fed: Federation, state: State) -> serving.Served:
+    def serve(self, fed: Federation, state: SLFedState) -> serving.Served:
         """Each client's own mixed model."""
         return serving.kept("model")
 
-    def insight(self, fed: Federation, state: State) -> Mapping[str, Any]:
+    def insight(self, fed: Federation, state: SLFedState) -> Mapping[str, Any]:
         """What clients think of each other, and how they mix: in a simulation alone, as no server may see it."""
         if fed.real:
             return {}

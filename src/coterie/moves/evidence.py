@@ -5,6 +5,10 @@ Arrays or tensors with the client as first axis go in, arrays of float64 come ou
 
 Equal clients are at distance 0 exactly, and what rounding leaves of a distance counts as 0: otherwise groups of
 identical clients would depend on the order of a sum.
+
+>>> distance = coterie.evidence.weight_distance([[0, 0], [0, 1], [6, 8]])  # what three clients have sent
+>>> coterie.grouping.linkage(distance, groups=2).labels
+array([0, 0, 1])
 """
 
 from typing import Any, Literal
@@ -22,7 +26,12 @@ _TIE = 1e-9
 
 
 def label_shares(counts: Any) -> np.ndarray:
-    """The share of each label in a client's samples, [client, class], from its counts of labels (CAFA Eqs. 1-2)."""
+    """The share of each label in a client's samples, [client, class], from its counts of labels (CAFA Eqs. 1-2).
+
+    >>> coterie.evidence.label_shares([[3, 1], [0, 2]])
+    array([[0.75, 0.25],
+           [0.  , 1.  ]])
+    """
     counts = as_array("counts", counts, 1, 2)
     if (counts < 0).any():
         raise SettingsError(f"counts: {counts.min():g} is below 0")
@@ -39,6 +48,9 @@ def dominant_label(shares: Any) -> np.ndarray:
     Eq. 2 takes the least ratio of logarithms. That is where |D_i - 1/C| is greatest, but it is undefined where that is
     0, so the greatest |D_i - 1/C| is what is looked for. Among equals an over-represented label comes first, then the
     lowest: with two classes that is the majority, and a client with all labels alike gets label 0.
+
+    >>> coterie.evidence.dominant_label([[0.6, 0.2, 0.2], [0.1, 0.45, 0.45]])  # too many of 0; too few of 0
+    array([0, 0])
     """
     shares = as_array("shares", shares, 1, 2)
     if (shares < 0).any() or not np.allclose(shares.sum(axis=-1), 1, atol=1e-6):
@@ -56,6 +68,10 @@ def weight_distance(models: Any, layer: str = "last") -> np.ndarray:
 
     Of `Models` the last layer is compared, or another by its name, or "all". Other arrays [client, ...] are the weights
     themselves. A distance below their precision is 0.
+
+    >>> coterie.evidence.weight_distance([[0, 0], [3, 4]])
+    array([[0. , 2.5],
+           [2.5, 0. ]])
     """
     if isinstance(models, Models | Changes):
         rows = models.part("head" if layer == "last" else layer)
@@ -72,13 +88,23 @@ def weight_distance(models: Any, layer: str = "last") -> np.ndarray:
 
 
 def update_cosine(updates: Any) -> np.ndarray:
-    """Cosines between clients' updates, [client, client]; 0 for a client that did not move (CFL, FL+HC)."""
+    """Cosines between clients' updates, [client, client]; 0 for a client that did not move (CFL, FL+HC).
+
+    >>> coterie.evidence.update_cosine([[3, 4], [3, -4]])
+    array([[ 1.  , -0.28],
+           [-0.28,  1.  ]])
+    """
     rows = _rows("updates", updates.parameters if isinstance(updates, Changes) else updates)
     return _tidy(cosines(rows).cpu().numpy())
 
 
 def update_distance(updates: Any, metric: Literal["l1", "l2", "cosine"] = "l2") -> np.ndarray:
-    """Distances between clients' updates, [client, client]: Manhattan, Euclidean, or 1 less the cosine (FL+HC)."""
+    """Distances between clients' updates, [client, client]: Manhattan, Euclidean, or 1 less the cosine (FL+HC).
+
+    >>> coterie.evidence.update_distance([[0, 0], [3, 4]], "l1")
+    array([[0., 7.],
+           [7., 0.]])
+    """
     if metric == "cosine":
         return 1 - update_cosine(updates)
     rows = _rows("updates", updates.parameters if isinstance(updates, Changes) else updates)
@@ -96,6 +122,10 @@ def subspace_angle(bases: Any, measure: Literal["smallest", "sum"] = "smallest")
     result is the smallest principal angle, or the sum of all; neither depends on the basis of a subspace. With a
     subspace per class, [client, class, feature, vector], it is the mean over the classes that at least one of the two
     clients has: in a class that only one of them has, all angles are right angles.
+
+    >>> coterie.evidence.subspace_angle([[[1], [0]], [[0], [1]]])  # two lines in a plane
+    array([[ 0., 90.],
+           [90.,  0.]])
     """
     bases = as_array("bases", bases, 3, 4)
     if measure not in ("smallest", "sum"):
@@ -123,6 +153,10 @@ def inference_similarity(predictions: Any, as_printed: bool = False) -> np.ndarr
     score <B_i, B_j> / (|B_i| |B_j|), which for labels is the share of inputs on which they agree. With `as_printed` the
     numerator is the norm of the elementwise product, as the paper has it. A model then scores 1 / sqrt(rows) with
     itself, which is below every threshold of the paper.
+
+    >>> coterie.evidence.inference_similarity([[0, 1, 2, 2], [0, 1, 1, 2]])
+    array([[1.  , 0.75],
+           [0.75, 1.  ]])
     """
     predictions = as_array("predictions", predictions, 2, 3)
     if predictions.ndim == 2:
@@ -146,6 +180,9 @@ def prediction_similarity(own_on_own: Any, other_on_own: Any, own_on_other: Any,
 
     Each argument counts predicted classes [..., class]; `other_on_own` are those of the other's model on one's own
     data. The result is the mean of the two cosines, one for each client's data.
+
+    >>> float(coterie.evidence.prediction_similarity([3, 4], [4, 3], [0, 2], [0, 1]))
+    0.98
     """
     cosine_on_own = _cosine(as_array("own_on_own", own_on_own), as_array("other_on_own", other_on_own))
     cosine_on_other = _cosine(as_array("own_on_other", own_on_other), as_array("other_on_other", other_on_other))
@@ -179,7 +216,12 @@ def _rows(name: str, values: Any) -> Tensor:
 
 
 def leading_vectors(x: Tensor, count: int) -> Tensor:
-    """The leading singular vectors [feature, vector] of samples [sample, feature]; zeros if there are fewer."""
+    """The leading singular vectors [feature, vector] of samples [sample, feature]; zeros if there are fewer.
+
+    >>> coterie.evidence.leading_vectors(torch.tensor([[3.0, 4.0], [6.0, 8.0]]), 1)
+    tensor([[0.6000],
+            [0.8000]], dtype=torch.float64)
+    """
     found = torch.zeros(x.shape[1], count, dtype=torch.float64, device=x.device)
     if len(x):
         _, values, rows = torch.linalg.svd(x.double(), full_matrices=False)

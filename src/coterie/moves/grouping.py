@@ -3,6 +3,10 @@
 Every function takes arrays or tensors and gives a `Grouping`. Distances are [client, client], symmetric, and 0 between
 a client and itself. Any evidence works with any grouping: from similarities s one gets the distances 1 - s, and the
 rows of either can serve as features.
+
+>>> coterie.grouping.linkage([[0, 1, 9], [1, 0, 9], [9, 9, 0]], threshold=2).matrix
+array([[ True,  True, False],
+       [False, False,  True]])
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,12 +25,23 @@ Linkage = Literal["single", "complete", "average", "ward"]
 
 
 class OverlapError(CoterieError, AttributeError):
-    """A client is in several groups, so it has no single label."""
+    """A client is in several groups, so it has no single label.
+
+    >>> coterie.grouping.Grouping([[1, 1, 0], [0, 1, 1]]).labels
+    Traceback (most recent call last):
+        ...
+    coterie.moves.grouping.OverlapError: labels: client 1 is in several groups; use the matrix, or distinct() first
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class Grouping:
-    """Which clients are in which group. Groups may overlap or be empty, and a client may be in none."""
+    """Which clients are in which group. Groups may overlap or be empty, and a client may be in none.
+
+    >>> groups = coterie.grouping.Grouping.of([0, 1, 0, -1])
+    >>> groups.sizes, groups.members(0), groups.disjoint
+    (array([2, 1]), array([0, 2]), True)
+    """
 
     matrix: np.ndarray
     """Whether a client is a member, [group, client]."""
@@ -80,7 +95,12 @@ class Grouping:
 
 @dataclass(frozen=True, eq=False)
 class Silhouette(Grouping):
-    """Groups whose number was chosen by silhouette. Unpacks as `labels, k, scores`."""
+    """Groups whose number was chosen by silhouette. Unpacks as `labels, k, scores`.
+
+    >>> labels, k, scores = coterie.grouping.kmeans_silhouette([[0], [1], [8], [9]])
+    >>> labels, k, max(scores, key=scores.get)
+    (array([0, 0, 1, 1]), 2, 2)
+    """
 
     scores: dict[int, float]
     """The mean silhouette for every number of groups that was tried."""
@@ -96,7 +116,13 @@ class Silhouette(Grouping):
 
 @dataclass(frozen=True, eq=False)
 class Votes(Grouping):
-    """Groups that clients have voted for."""
+    """Groups that clients have voted for.
+
+    >>> coterie.grouping.vote([[0, 1, 9], [1, 0, 9], [9, 9, 0]], samples=[10, 20, 30]).scores
+    array([[0.        , 0.66666667, 0.16666667],
+           [0.        , 1.33333333, 0.33333333],
+           [0.        , 0.        , 0.5       ]])
+    """
 
     scores: np.ndarray
     """What each client has scored for each representative, [client, client]: S of AutoCFL Eq. 12."""
@@ -109,7 +135,11 @@ class Votes(Grouping):
 
 
 def kmeans(features: Any, k: int, seed: int = 0) -> Grouping:
-    """k-means on features [client, feature]: k groups, or fewer if there are fewer distinct rows of features."""
+    """k-means on features [client, feature]: k groups, or fewer if there are fewer distinct rows of features.
+
+    >>> coterie.grouping.kmeans([[0], [8], [1], [9]], k=2).labels
+    array([0, 1, 0, 1])
+    """
     features = as_array("features", features, 2)
     if k < 1:
         raise SettingsError(f"k={k}: at least 1")
@@ -122,6 +152,9 @@ def kmeans_silhouette(features: Any, k_range: Iterable[int] | None = None, seed:
     Without a range, k goes from 2 to the number of clients less one. A k above the number of distinct rows of features
     is left out. If no k is left, and without a range for fewer than four clients, all are one group: a silhouette of
     one group is not defined. A client that is alone in its group has silhouette 0.
+
+    >>> coterie.grouping.kmeans_silhouette([[0], [1], [8], [9]]).k
+    2
     """
     from sklearn.metrics import silhouette_score
 
@@ -148,7 +181,11 @@ def _kmeans_labels(features: np.ndarray, k: int, seed: int) -> np.ndarray:
 
 
 def by_key(labels: Any) -> Grouping:
-    """Clients with equal keys [client] are a group; groups are in the order of the keys (CFIC)."""
+    """Clients with equal keys [client] are a group; groups are in the order of the keys (CFIC).
+
+    >>> coterie.grouping.by_key([7, 3, 7]).labels
+    array([1, 0, 1])
+    """
     keys = labels.detach().cpu().numpy() if isinstance(labels, Tensor) else np.asarray(labels)
     if keys.ndim != 1 or not len(keys):
         raise SettingsError(f"labels of shape {keys.shape}: expected one key per client")
@@ -162,6 +199,9 @@ def largest_group(labels: Any, shares: Any) -> Grouping:
 
     Of equally large groups it is the one whose clients' shares of labels [client, class] have the highest mean entropy,
     and of these the first.
+
+    >>> coterie.grouping.largest_group([0, 1, 1], shares=[[1, 0], [0.5, 0.5], [0.5, 0.5]]).labels
+    array([-1,  0,  0])
     """
     grouping = Grouping.of(labels)
     shares = as_array("shares", shares, 2)
@@ -187,6 +227,9 @@ def vote(distance: Any, samples: Any, weighted: bool = True, guard: float = 0.1)
     The sorted distances leave out the client's own, which is 0: on IID data the gap behind it would be the largest, and
     everybody alone. A gap below `guard` times the row's median distance does not count, and then all are alike. The
     paper has no such guard, but without one it splits IID clients too; 0 turns it off.
+
+    >>> coterie.grouping.vote([[0, 1, 9], [1, 0, 9], [9, 9, 0]], samples=[10, 20, 30], guard=0).labels
+    array([0, 0, 1])
     """
     distance = _distances(distance)
     clients = len(distance)
@@ -222,7 +265,13 @@ def _before_gap(distance: np.ndarray, client: int, guard: float) -> np.ndarray:
 
 
 def neighbourhoods(similarity: Any, threshold: float) -> Grouping:
-    """A group around every client: itself and all whose similarity reaches the threshold. Groups overlap (FLIS-DC)."""
+    """A group around every client: itself and all whose similarity reaches the threshold. Groups overlap (FLIS-DC).
+
+    >>> coterie.grouping.neighbourhoods([[1, 0.9, 0.1], [0.9, 1, 0.8], [0.1, 0.8, 1]], threshold=0.8).matrix.astype(int)
+    array([[1, 1, 0],
+           [1, 1, 1],
+           [0, 1, 1]])
+    """
     similarity = as_square("similarity", similarity)
     return Grouping((similarity >= threshold) | np.eye(len(similarity), dtype=bool))
 
@@ -237,6 +286,9 @@ def linkage(
     """Agglomerative clusters: a tree, cut where the linkage exceeds `threshold`, or into `groups` (FL+HC, FLIS-HC).
 
     A `relative` threshold is in units of the median distance between clients.
+
+    >>> coterie.grouping.linkage([[0, 1, 9], [1, 0, 9], [9, 9, 0]], threshold=2).labels
+    array([0, 0, 1])
     """
     from scipy.cluster.hierarchy import cut_tree, fcluster
     from scipy.cluster.hierarchy import linkage as scipy_linkage
@@ -266,6 +318,9 @@ def bipartition(similarity: Any, method: Linkage = "single") -> Grouping:
 
     That is single linkage, as in the paper; public code uses complete linkage, which gives rounder groups. A single
     client stays one group.
+
+    >>> coterie.grouping.bipartition([[1, 0.9, -1], [0.9, 1, -1], [-1, -1, 1]]).labels
+    array([0, 0, 1])
     """
     similarity = as_square("similarity", similarity, symmetric=True)
     distance = similarity.max() - similarity
@@ -279,6 +334,9 @@ def dbscan(
     """DBSCAN: clients with at least `min_size` clients in the radius, themselves included, link their neighbours.
 
     A `relative` radius is in units of the median distance. For `noise` see `density`.
+
+    >>> coterie.grouping.dbscan([[0, 1, 9], [1, 0, 9], [9, 9, 0]], radius=2, relative=False, noise="out").labels
+    array([ 0,  0, -1])
     """
     from sklearn.cluster import DBSCAN
 
@@ -300,6 +358,10 @@ def density(distance: Any, min_size: int = 2, single: bool = True, noise: Noise 
 
     `single` allows all to be one group, as IID clients are. `noise` says what becomes of a client that is in no dense
     place: it is a group `alone`, joins the group with the `nearest` mean distance, or is left `out` of all groups.
+
+    >>> points = np.array([0, 1, 2, 50, 51, 52])
+    >>> coterie.grouping.density(abs(points[:, None] - points)).labels
+    array([0, 0, 0, 1, 1, 1])
     """
     from sklearn.cluster import HDBSCAN
 
@@ -316,6 +378,9 @@ def best_fit(loss: Any) -> Grouping:
     """Groups of the clients for which the same model has the lowest `loss` [client, model], of equals the first (IFCA).
 
     A loss that is not a number counts as infinite. There is a group for every model, even if nobody is in it.
+
+    >>> coterie.grouping.best_fit([[0.2, 0.9], [0.8, 0.1], [0.3, 0.3]]).labels
+    array([0, 1, 0])
     """
     loss = loss.detach().cpu().numpy() if isinstance(loss, Tensor) else np.asarray(loss, dtype=np.float64)
     if loss.ndim != 2 or not loss.size:

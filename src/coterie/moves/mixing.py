@@ -2,6 +2,10 @@
 
 A row mixes the members of one group; it is zero where a client is no member. A membership is a `Grouping`, or true and
 false [group, client].
+
+>>> models = coterie.simulate(clients=3, net="mlp").new_models(3)
+>>> (coterie.mixing.uniform(3) @ models).shape  # the mean of three
+(1,)
 """
 
 from typing import Any
@@ -20,6 +24,10 @@ def by_samples(samples: Any, membership: Any = None) -> Tensor:
     """Weights in proportion to the clients' samples, [group, client]; without a membership all are one group.
 
     A group whose members have no samples is an error: nobody could say what its model is.
+
+    >>> coterie.mixing.by_samples([10, 30, 5], coterie.grouping.Grouping.of([0, 0, 1]))
+    tensor([[0.2500, 0.7500, 0.0000],
+            [0.0000, 0.0000, 1.0000]], dtype=torch.float64)
     """
     samples = torch.as_tensor(samples, dtype=torch.float64).reshape(-1)
     if membership is None:
@@ -33,7 +41,11 @@ def by_samples(samples: Any, membership: Any = None) -> Tensor:
 
 
 def uniform(clients: int, membership: Any = None) -> Tensor:
-    """Equal weights for all members, [group, client]."""
+    """Equal weights for all members, [group, client].
+
+    >>> coterie.mixing.uniform(4)
+    tensor([[0.2500, 0.2500, 0.2500, 0.2500]], dtype=torch.float64)
+    """
     return by_samples(torch.ones(clients), membership)
 
 
@@ -44,6 +56,9 @@ def cafa_weights(cluster_sizes_of_selected: Any, accuracy: Any, validation_sizes
     factor, which cancels (Eq. 8). `accuracy` [model, client] is every selected client's model on the validation data of
     every selected client, its own included, weighted by `validation_sizes` [client] (Eqs. 9-10). Where no model has any
     accuracy, they count alike.
+
+    >>> coterie.mixing.cafa_weights([3, 1], accuracy=[[1.0, 0.5], [0.5, 1.0]], validation_sizes=[10, 10])
+    tensor([[0.7500, 0.2500]], dtype=torch.float64)
     """
     sizes = as_counts("cluster_sizes_of_selected", cluster_sizes_of_selected)
     accuracy = as_square("accuracy", accuracy)
@@ -64,6 +79,11 @@ def personal(similarity: Any, own: float = 1.0) -> Tensor:
 
     Row i of `similarity` holds sigma_j for the clients j that i has chosen, and 0 for all others; the diagonal is not
     looked at. Who has chosen nobody keeps its own model.
+
+    >>> coterie.mixing.personal([[0, 1, 0], [0.25, 0, 0.75], [0, 0, 0]])
+    tensor([[0.5000, 0.5000, 0.0000],
+            [0.1250, 0.5000, 0.3750],
+            [0.0000, 0.0000, 1.0000]], dtype=torch.float64)
     """
     similarity = as_square("similarity", similarity)
     if own < 0 or (similarity < 0).any():
@@ -79,6 +99,10 @@ def clipped(weights: Any, distance: Any, limit: float) -> Tensor:
 
     `distance` [client, client] is that of their models. Bringing a model nearer is the same as giving a part of its
     weight to the client's own, so the result is a mix again.
+
+    >>> coterie.mixing.clipped([[0.5, 0.5], [0, 1]], distance=[[0, 4], [4, 0]], limit=1)
+    tensor([[0.8750, 0.1250],
+            [0.0000, 1.0000]], dtype=torch.float64)
     """
     weights, distance = as_square("weights", weights), as_square("distance", distance)
     if limit <= 0:
@@ -94,6 +118,12 @@ def bounded(weights: Tensor, models: Models, clip: float, noise: float, rng: np.
 
     The noise is Gaussian on every parameter, with a deviation of `noise` times what the heaviest contributor can do. A
     `clip` of 0 is no bound, and there is no noise then.
+
+    >>> models = coterie.simulate(clients=2, net="mlp").new_models(2)
+    >>> weights = torch.tensor([[0.5, 0.5], [0.0, 1.0]])
+    >>> mixed = coterie.mixing.bounded(weights, models, clip=0.1, noise=0, rng=np.random.default_rng(0))
+    >>> [round(float(moved), 4) for moved in (mixed - models).parameters.norm(dim=1)]  # half of 0.1
+    [0.05, 0.0]
     """
     if not clip:
         return weights @ models
@@ -108,13 +138,23 @@ def responsibilities(losses: Tensor, shares: Tensor) -> Tensor:
 
     `losses` [client, model, sample] are negative log-likelihoods and `shares` [client, model] the mixture's weights:
     q_ik is proportional to pi_k exp(-l_k(i)), the E step of the EM algorithm. NaN marks samples that are not there.
+
+    >>> likely = torch.tensor([[[0.9, 0.5], [0.1, 0.5]]])  # of two samples under two models
+    >>> coterie.mixing.responsibilities(-likely.log(), shares=torch.tensor([[0.5, 0.5]]))
+    tensor([[[0.9000, 0.5000],
+             [0.1000, 0.5000]]])
     """
     # A share of 0 would be 0 for ever, and its logarithm is no number to go on with.
     return (shares.to(losses).clamp(min=1e-10).log().unsqueeze(2) - losses).softmax(dim=1)
 
 
 def mixture_shares(losses: Tensor, shares: Tensor, steps: int = 1) -> Tensor:
-    """The weights of a mixture of fixed models after this many steps of the EM algorithm, [client, model]."""
+    """The weights of a mixture of fixed models after this many steps of the EM algorithm, [client, model].
+
+    >>> likely = torch.tensor([[[0.9, 0.5], [0.1, 0.5]]])
+    >>> coterie.mixing.mixture_shares(-likely.log(), shares=torch.tensor([[0.5, 0.5]]))
+    tensor([[0.7000, 0.3000]])
+    """
     for _ in range(steps):
         shares = responsibilities(losses, shares).nanmean(dim=2)
     return shares
@@ -125,6 +165,9 @@ def by_information(accuracy: Any, frequency: Any, share: float) -> Tensor:
 
     Each is an information quantity, normalised to sum 1: -log2 of a client's part of all accuracy, which is larger the
     worse it does, and -log2 of 1 less its part of all participation, which is larger the oftener it took part.
+
+    >>> coterie.mixing.by_information(accuracy=[0.5, 0.5], frequency=[1, 3], share=1.0)
+    tensor([0.1719, 0.8281], dtype=torch.float64)
     """
     accuracy, frequency = (torch.as_tensor(value, dtype=torch.float64).cpu() for value in (accuracy, frequency))
     # A part of 0, and a part that is everything, have no logarithm: the limits are those of the public implementation.
@@ -144,6 +187,10 @@ def least_norm(rows: Tensor, around: Tensor, within: float) -> Tensor:
 
     They are at least 0 and sum to 1: a quadratic program in as many unknowns as there are rows. Of equally good
     weights, those nearest to `around` are taken.
+
+    >>> rows = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    >>> coterie.mixing.least_norm(rows, around=torch.tensor([0.5, 0.5]), within=0.5)
+    tensor([0.8000, 0.2000], dtype=torch.float64)
     """
     from scipy.optimize import minimize
 

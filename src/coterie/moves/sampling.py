@@ -1,4 +1,9 @@
-"""Who takes part in a round, and how often."""
+"""Who takes part in a round, and how often.
+
+>>> rng = coterie.simulate(clients=6).generator("example")
+>>> len(coterie.sampling.uniform(np.arange(6), coterie.sampling.cohort_size(0.5, 6), rng))
+3
+"""
 
 from typing import Any, Literal
 
@@ -10,14 +15,22 @@ from coterie.moves.grouping import Grouping, by_key
 
 
 def cohort_size(participation: float, clients: int) -> int:
-    """How many clients a share of them is: rounded down, but at least one."""
+    """How many clients a share of them is: rounded down, but at least one.
+
+    >>> coterie.sampling.cohort_size(0.1, 25)
+    2
+    """
     if not 0 < participation <= 1:
         raise SettingsError(f"participation={participation}: a fraction in (0, 1]; use 1.0 for all clients")
     return max(1, int(participation * clients + 1e-9))  # 0.29 * 100 is 28.999... in binary
 
 
 def uniform(clients: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """`count` different clients, each equally likely, sorted; all clients if there are no more than that."""
+    """`count` different clients, each equally likely, sorted; all clients if there are no more than that.
+
+    >>> coterie.sampling.uniform(np.array([2, 5, 7]), 3, np.random.default_rng(0))
+    array([2, 5, 7])
+    """
     if count >= len(clients):
         return clients
     return np.sort(rng.choice(clients, size=count, replace=False))
@@ -27,6 +40,9 @@ def by_size(clients: np.ndarray, sizes: Any, count: int, rng: np.random.Generato
     """`count` draws with replacement, in proportion to the clients' samples: who was drawn, sorted, and how often.
 
     The mean over the draws, with these counts as weights, is on average FedAvg's mean over all clients (MD sampling).
+
+    >>> coterie.sampling.by_size(np.array([2, 5]), sizes=[0, 9], count=4, rng=np.random.default_rng(0))
+    (array([5]), array([4]))
     """
     sizes = as_counts("sizes", sizes, len(clients))
     if not sizes.sum() > 0:
@@ -48,6 +64,10 @@ def stratified(
     remaining places are drawn from all clients that are left, each equally likely. The quota is max(floor(count / m),
     1), which spreads clients as the paper says, or the min(...) that it prints. With more groups than places, `max`
     draws the groups that give a client. `clients` are the positions of the grouped clients, by default 0, 1, ...
+
+    >>> chosen = coterie.sampling.stratified([0, 0, 0, 0, 1], 2, rng=np.random.default_rng(0))
+    >>> len(chosen), 4 in chosen  # the small group is always there
+    (2, True)
     """
     labels = groups.labels if isinstance(groups, Grouping) else by_key(groups).labels
     clients = np.arange(len(labels)) if clients is None else np.asarray(clients)
@@ -77,13 +97,22 @@ def stratified(
 
 
 def draw(chances: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """How often each client is drawn if every row [row, client] draws one, [client]."""
+    """How often each client is drawn if every row [row, client] draws one, [client].
+
+    >>> coterie.sampling.draw(np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]), np.random.default_rng(0))
+    array([1, 0, 1])
+    """
     clients = chances.shape[1]
     return np.bincount([rng.choice(clients, p=row) for row in chances], minlength=clients)
 
 
 def chances_by_size(sizes: np.ndarray, rows: int) -> np.ndarray:
-    """Chances by which clients of like size share a row: rows are filled in the order of size (algorithm 1)."""
+    """Chances by which clients of like size share a row: rows are filled in the order of size (algorithm 1).
+
+    >>> coterie.sampling.chances_by_size(np.array([30, 10, 20]), rows=2)
+    array([[1.        , 0.        , 0.        ],
+           [0.        , 0.33333333, 0.66666667]])
+    """
     sizes = _counted(sizes)
     table = np.zeros((rows, len(sizes)), dtype=np.int64)
     _pour(table, np.argsort(-sizes, kind="stable"), rows * sizes, sizes.sum())
@@ -95,6 +124,11 @@ def chances_by_similarity(sizes: np.ndarray, rows: int, distances: np.ndarray) -
 
     Ward's tree is cut into the largest groups that fit into a row; the largest of them get a row each, and the others
     fill what is left. A client with more samples than a row holds has rows of its own first.
+
+    >>> apart = np.array([[0, 9, 1], [9, 0, 9], [1, 9, 0]])
+    >>> coterie.sampling.chances_by_similarity(np.array([10, 20, 10]), rows=2, distances=apart)
+    array([[0. , 1. , 0. ],
+           [0.5, 0. , 0.5]])
     """
     sizes = _counted(sizes)
     capacity = sizes.sum()

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 
 class Nets(UserDict[str, "Factory"]):
-    """The nets of `coterie.nets.zoo`, a module that is imported when the first of them is asked for."""
+    """The nets of `coterie.nets.zoo`, a module that is imported when the first of them is asked for.
+
+    >>> coterie.nets["mlp"]((64,), 10)(torch.zeros(1, 64)).shape
+    torch.Size([1, 10])
+    """
 
     def __init__(self) -> None:
         pass

@@ -32,7 +32,7 @@ _STACKS: dict[str, type[Models] | type[Changes]] = {"models": Models, "changes":
 def dump(value: Any) -> bytes:
     """Write a value as bytes."""
     tensors: dict[str, Tensor] = {}
-    tree = _packed(value, tensors)
+    tree = _tree_of(value, tensors)
     taken: set[int] = set()
     for key, tensor in tensors.items():
         # safetensors refuses tensors that share memory: all but the first are copied.
@@ -47,7 +47,7 @@ def load(content: bytes, nets: Nets) -> Any:
     try:
         length = int.from_bytes(content[:8], "little")
         header = json.loads(content[8 : 8 + length])
-        return _unpacked(json.loads(header["__metadata__"]["tree"]), load_tensors(content), nets)
+        return _value_of(json.loads(header["__metadata__"]["tree"]), load_tensors(content), nets)
     except (SafetensorError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CoterieError(f"damaged content: {error}") from error
 
@@ -65,7 +65,7 @@ def read(path: Path, nets: Nets) -> Any:
         raise CoterieError(f"{path}: {error}") from error
 
 
-def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
+def _tree_of(value: Any, tensors: dict[str, Tensor]) -> Any:
     """The value as JSON. Its tensors go into `tensors`, each under a number that stands in their place."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -75,45 +75,45 @@ def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
         if value.dtype.kind not in "biuf":
             raise CoterieError(f"an array of {value.dtype} cannot be stored: only of numbers")
         native = value.astype(value.dtype.newbyteorder("="), order="C")
-        return {"$": "array", "of": _packed(torch.from_numpy(native), tensors)}
+        return {"$": "array", "of": _tree_of(torch.from_numpy(native), tensors)}
     if isinstance(value, bytes):
-        return {"$": "bytes", "of": _packed(torch.from_numpy(np.frombuffer(value, dtype=np.uint8).copy()), tensors)}
+        return {"$": "bytes", "of": _tree_of(torch.from_numpy(np.frombuffer(value, dtype=np.uint8).copy()), tensors)}
     if isinstance(value, Tensor):
         key = str(len(tensors))
         tensors[key] = value.detach().cpu().contiguous()
         return {"$": "tensor", "of": key}
     if isinstance(value, Models | Changes):
         kind = "models" if isinstance(value, Models) else "changes"
-        packed = {"$": kind, "net": value.net.name, "of": [_packed(tensor, tensors) for tensor in value.tensors]}
-        return packed | ({"frozen": value.net.digest} if value.net.constants else {})
+        tree = {"$": kind, "net": value.net.name, "of": [_tree_of(tensor, tensors) for tensor in value.tensors]}
+        return tree | ({"frozen": value.net.digest} if value.net.constants else {})
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {"$": kind, "of": [_packed(item, tensors) for item in value]}
+        return {"$": kind, "of": [_tree_of(item, tensors) for item in value]}
     if isinstance(value, Mapping):
-        return {"$": "dict", "of": [[_packed(k, tensors), _packed(v, tensors)] for k, v in value.items()]}
+        return {"$": "dict", "of": [[_tree_of(k, tensors), _tree_of(v, tensors)] for k, v in value.items()]}
     name = stored_name(type(value))
     if name in records:
         fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-        return {"$": "record", "type": name, "of": _packed(fields, tensors)}
+        return {"$": "record", "type": name, "of": _tree_of(fields, tensors)}
     raise CoterieError(f"{name} cannot be stored: use numbers, tensors, models, or a class marked with @state")
 
 
-def _unpacked(tree: Any, tensors: Mapping[str, Tensor], nets: Nets) -> Any:
-    """The value of which `_packed` has made this JSON and these tensors."""
+def _value_of(tree: Any, tensors: Mapping[str, Tensor], nets: Nets) -> Any:
+    """The value of which `_tree_of` has made this JSON and these tensors."""
     if not isinstance(tree, dict):
         return tree
     kind, content = tree["$"], tree["of"]
     if kind == "tensor":
         return tensors[content]
     if kind == "array":
-        return _unpacked(content, tensors, nets).numpy()
+        return _value_of(content, tensors, nets).numpy()
     if kind == "bytes":
-        return _unpacked(content, tensors, nets).numpy().tobytes()
+        return _value_of(content, tensors, nets).numpy().tobytes()
     if kind in _STACKS:
         if tree["net"] not in nets:
             raise CoterieError(f"models of the net {tree['net']}, which is not in use here ({', '.join(nets)})")
         net = nets[tree["net"]]
-        parts = [_unpacked(part, tensors, nets).to(net.device) for part in content]
+        parts = [_value_of(part, tensors, nets).to(net.device) for part in content]
         _check_width(net, parts)
         if tree.get("frozen", "") != net.digest:
             raise CoterieError(
@@ -122,12 +122,12 @@ def _unpacked(tree: Any, tensors: Mapping[str, Tensor], nets: Nets) -> Any:
             )
         return _STACKS[kind](net, *parts)
     if kind in ("list", "tuple"):
-        items = [_unpacked(item, tensors, nets) for item in content]
+        items = [_value_of(item, tensors, nets) for item in content]
         return items if kind == "list" else tuple(items)
     if kind == "dict":
-        return {_unpacked(k, tensors, nets): _unpacked(v, tensors, nets) for k, v in content}
+        return {_value_of(k, tensors, nets): _value_of(v, tensors, nets) for k, v in content}
     if kind == "record" and tree["type"] in records:
-        return records[tree["type"]](**_unpacked(content, tensors, nets))
+        return records[tree["type"]](**_value_of(content, tensors, nets))
     raise CoterieError(f"content of an unknown type {tree.get('type', kind)!r}")
 
 

@@ -54,27 +54,27 @@ class Layout:
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
         """The named tensors of vectors [..., total], as views that have the leading axes in front."""
-        return self.unpacked(flat.split(self.sizes, dim=-1) if self.names else ())
+        return self.tensors_of(flat.split(self.sizes, dim=-1) if self.names else ())
 
-    def unpacked(self, parts: Sequence[Tensor]) -> dict[str, Tensor]:
+    def tensors_of(self, parts: Sequence[Tensor]) -> dict[str, Tensor]:
         """The named tensors, as views of the parts of vectors [..., size] in which they lie."""
         return {
-            name: _unpacked(part, part.shape[:-1], shape)
+            name: _shaped(part, part.shape[:-1], shape)
             for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
         }
 
     def flatten(self, tensors: dict[str, Tensor]) -> Tensor:
         """The vector of these tensors, which have no leading axes."""
-        packed = [_packed(tensors[name]).reshape(-1) for name in self.names]
-        return torch.cat(packed) if packed else torch.empty(0)
+        parts = [_in_order(tensors[name]).reshape(-1) for name in self.names]
+        return torch.cat(parts) if parts else torch.empty(0)
 
 
-def _packed(tensor: Tensor) -> Tensor:
+def _in_order(tensor: Tensor) -> Tensor:
     """The tensor with its axes in the order of the vector: kernels of convolutions channels-last."""
     return tensor.permute(0, 2, 3, 1) if tensor.dim() == 4 else tensor
 
 
-def _unpacked(part: Tensor, lead: Sequence[int], shape: Sequence[int]) -> Tensor:
+def _shaped(part: Tensor, lead: Sequence[int], shape: Sequence[int]) -> Tensor:
     """The tensor of this shape in its part of vectors with these leading axes, as a view."""
     if len(shape) != 4:
         return part.reshape((*lead, *shape))
@@ -293,7 +293,7 @@ class Net:
         if self.device.type != "cuda" or current.stacked:
             return self.parameters.views(parameters)
         halved = self._halved if torch.is_autocast_enabled("cuda") else None
-        return self.parameters.unpacked(parts_of(parameters, self.parameters.sizes, halved))
+        return self.parameters.tensors_of(parts_of(parameters, self.parameters.sizes, halved))
 
     @cached_property
     def _halved(self) -> list[bool]:

@@ -1,4 +1,8 @@
-"""What each client predicts with, as a method hands it out."""
+"""What each client predicts with, as a method hands it out.
+
+>>> coterie.serving.kept().after(coterie.LocalTraining(epochs=2), "head").personal
+True
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -60,12 +64,21 @@ class Served:
 
 
 def one(model: Models, clients: int) -> Served:
-    """The same model for all clients; `clients` is their number."""
+    """The same model for all clients; `clients` is their number.
+
+    >>> coterie.serving.one(coterie.simulate(clients=3, net="mlp").new_model(), clients=3).index
+    tensor([0, 0, 0])
+    """
     return each(model.expand(1), torch.zeros(clients, dtype=torch.int64))
 
 
 def each(models: Models, index: Any) -> Served:
-    """For each client one of the server's models [model], by its place `index` [client]."""
+    """For each client one of the server's models [model], by its place `index` [client].
+
+    >>> models = coterie.simulate(clients=3, net="mlp").new_models(2)
+    >>> coterie.serving.each(models, [1, 0, 1]).personal
+    False
+    """
     index = torch.as_tensor(index, dtype=torch.int64).cpu()
     if len(models.shape) != 1 or len(index) == 0 or int(index.max()) >= len(models) or int(index.min()) < 0:
         places = f"places up to {int(index.max())}" if len(index) else "no places"
@@ -74,7 +87,12 @@ def each(models: Models, index: Any) -> Served:
 
 
 def best_fit(models: Models, on: str = "train") -> Served:
-    """Each client takes the one of the server's models [model] with the lowest loss on its own data of this kind."""
+    """Each client takes the one of the server's models [model] with the lowest loss on its own data of this kind.
+
+    >>> models = coterie.simulate(clients=3, net="mlp").new_models(2)
+    >>> coterie.serving.best_fit(models).on
+    'train'
+    """
     return Served(models=models, on=on)
 
 
@@ -82,6 +100,10 @@ def mixture(models: Models, weights: Tensor | str) -> Served:
     """Each client mixes the predictions of the server's models [model] by its own weights.
 
     They are [client, model], or the name under which clients keep theirs: then the server need not know them.
+
+    >>> models = coterie.simulate(clients=3, net="mlp").new_models(2)
+    >>> coterie.serving.mixture(models, torch.full((3, 2), 0.5)).mixed
+    True
     """
     return Served(models=models, shares=weights) if isinstance(weights, str) else Served(models=models, weights=weights)
 
@@ -90,5 +112,8 @@ def kept(name: str = "model", part: str = "none", shared: Tensor | None = None) 
     """Each client predicts with the model that it keeps itself; before it has one, with the initial model.
 
     A part of it can be the server's: `shared` is packed as by `Models.packed`.
+
+    >>> coterie.serving.kept().personal
+    True
     """
     return Served(kept=name, part=part, shared=shared)

@@ -22,7 +22,7 @@ _SMALL = 1 << 20
 """Up to this many bytes all parts travel in one record, since Flower makes a request for each object of a message."""
 
 
-def packed(parts: Mapping[str, bytes]) -> RecordDict:
+def as_records(parts: Mapping[str, bytes]) -> RecordDict:
     """Named bytes as Flower's records.
 
     Large ones become arrays: these Flower cuts into pieces, and stores only once where many messages have the same.
@@ -33,8 +33,8 @@ def packed(parts: Mapping[str, bytes]) -> RecordDict:
     return RecordDict({name: ArrayRecord({name: array}) for name, array in arrays.items()})
 
 
-def unpacked(records: RecordDict) -> dict[str, bytes]:
-    """The named bytes that `packed` has put into records."""
+def from_records(records: RecordDict) -> dict[str, bytes]:
+    """The named bytes that `as_records` has put into records."""
     parts: dict[str, bytes] = {}
     for name, record in records.items():
         if name == _KIND and isinstance(record, ConfigRecord):
@@ -62,7 +62,7 @@ class GridTransport:
     def send(self, messages: Mapping[int, Mapping[str, bytes]]) -> dict[int, str]:
         """Send each node its message. Returns for each node the name that its message has got."""
         made = [
-            Message(packed(parts), dst_node_id=node, message_type=self._kind, ttl=self._lifetime)
+            Message(as_records(parts), dst_node_id=node, message_type=self._kind, ttl=self._lifetime)
             for node, parts in messages.items()
         ]
         # To a node that has just left Flower sends no message, which then has no name: it will not answer.
@@ -82,7 +82,7 @@ class GridTransport:
             log.warning("a node could not answer: %s (error %s)", reply.error.reason, reply.error.code)
             return None
         try:
-            return self._answer(reply.metadata.src_node_id, unpacked(reply.content))
+            return self._answer(reply.metadata.src_node_id, from_records(reply.content))
         except CoterieError as error:
             return str(error).encode()  # no answer that can be read: the engine reports it with the site's name
 

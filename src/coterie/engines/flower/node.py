@@ -33,7 +33,7 @@ from flwr.supernode.fleet_http_connection import http_request_response
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from coterie.core.errors import CoterieError, SettingsError
-from coterie.engines.flower.messages import MESSAGE_TYPE, packed, unpacked
+from coterie.engines.flower.messages import MESSAGE_TYPE, as_records, from_records
 from coterie.engines.flower.site import RemoteSite
 from coterie.nets.codec import dump
 
@@ -58,11 +58,11 @@ def reply(site: RemoteSite, message: Message) -> Message:
         log.warning("refused: a message of type %s", message.metadata.message_type)
         return Message(Error(code=_REFUSED, reason="not a message for this site"), reply_to=message)
     try:
-        content = site.answer(unpacked(message.content))
+        content = site.answer(from_records(message.content))
     except CoterieError as error:
         log.warning("refused: %s", error)
         content = dump({"refused": str(error)})
-    return Message(packed({"answer": content}), reply_to=message)
+    return Message(as_records({"answer": content}), reply_to=message)
 
 
 def serve(site: RemoteSite, superlink: str, ca: Path, key: Path, ready: Callable[[int], None]) -> None:
