@@ -93,8 +93,8 @@ def registries():
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
 @pytest.mark.usefixtures("registries")
-def test_the_example_at_a_public_name_works(name):
-    thing, names = getattr(coterie, name), {"coterie": coterie, "np": np, "torch": torch}
+def test_the_example_at_a_public_name_works(name, tmp_path):
+    thing, names = getattr(coterie, name), {"coterie": coterie, "np": np, "torch": torch, "folder": tmp_path}
     (test,) = doctest.DocTestFinder(recurse=False).find(thing, name, globs=names)
     assert test.examples
     told = []

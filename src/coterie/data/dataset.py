@@ -95,7 +95,7 @@ class Dataset:
         if users is not None and len(users) != len(y):
             raise DataError(f"{self.name}: {len(y)} samples but {len(users)} users")
         kind = _kind(self.name, x, self.kind)
-        x = _inputs(self.name, x, kind, self.schema is not None)
+        x = inputs_of(self.name, x, kind, self.schema is not None)
         made = {"x": x, "y": y, "labels": labels, "users": users, "task": task, "kind": kind}
         made["vocabulary"] = self._count_ids(x, kind)
         for field, value in made.items():
@@ -234,7 +234,8 @@ def _pixels(x: np.ndarray) -> bool:
     return bool(x.dtype == np.uint8 or (whole and x.min() >= 0 and x.max() <= 255))
 
 
-def _inputs(name: str, x: np.ndarray, kind: str, missing: bool) -> np.ndarray:
+def inputs_of(name: str, x: np.ndarray, kind: str, missing: bool) -> np.ndarray:
+    """Inputs of a kind as they are kept; with `missing` some of them may be not-a-number."""
     if kind == "tokens":
         return _ids(name, x)
     if kind == "image" and x.ndim == 3:

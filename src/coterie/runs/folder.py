@@ -17,6 +17,7 @@ Records are appended before the checkpoint is written: when a run goes on, lines
 
 import json
 import logging
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -268,10 +269,22 @@ def load_result(folder: str | Path) -> Result:
     stored = StoredRun.read(Path(folder))
     if stored.summary is None:
         raise SettingsError(f"{folder}: this run is not finished; go on with `coterie run --resume --out {folder}`")
-    path = stored.path / MODELS
-    models = ServedModels.read(path) if path.is_file() else None
+    models = models_in(stored) if (stored.path / MODELS).is_file() else None
     records = (stored.rounds, stored.clients, stored.groups, stored.insights)
     return Result(stored.summary, *records, state=None, served=None, models=models, settings=stored.settings)
+
+
+def models_in(stored: StoredRun) -> ServedModels:
+    """The models that the clients of a stored run predict with."""
+    path = stored.path / MODELS
+    if path.is_file():
+        return ServedModels.read(path)
+    if stored.summary is None:
+        place = shlex.quote(str(stored.path))
+        raise SettingsError(f"{place}: this run is not finished; go on with `coterie run --resume --out {place}`")
+    if "task" in stored.settings:
+        raise SettingsError(f"{stored.path}: has no models; those of a run over real sites are at the sites")
+    raise SettingsError(f"{stored.path}: its models were not kept (keep_models=false)")
 
 
 def require_empty(folder: Path, but: Collection[str] = ()) -> None:

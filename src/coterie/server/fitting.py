@@ -140,13 +140,20 @@ class Result:
         >>> result.model("0")(torch.from_numpy(data.test.x[:5])).shape
         torch.Size([5, 10])
         """
-        if self.models is None:
-            raise CoterieError("this result has no models: they were not kept, or are at the clients alone")
-        return self.models.model(client)
+        return self._kept().model(client)
 
     def predict(self, client: str, x: Any) -> np.ndarray:
         """What a client's model predicts for inputs as the data has them: names of classes, or numbers."""
         return self.model(client).predict(x)
+
+    def export(self, client: str, path: "str | Path") -> None:
+        """Write what a client predicts with into a file: `.safetensors`, `.pt2` (`torch.export`) or `.onnx`."""
+        self._kept().export(client, path)
+
+    def _kept(self) -> ServedModels:
+        if self.models is None:
+            raise CoterieError("this result has no models: they were not kept, or are at the clients alone")
+        return self.models
 
     def save(self, folder: "str | Path") -> "Path":
         """Write the result as the folder of a finished run, which `coterie show`, `report` and `export` read."""
