@@ -1,5 +1,6 @@
 """Samples and targets, as arrays."""
 
+import hashlib
 import logging
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -169,6 +170,18 @@ class Dataset:
             return mean, np.array(spread)
         axes = tuple(axis for axis in range(self.x.ndim) if axis != channel)
         return self.x.mean(axes, dtype=np.float64), self.x.std(axes, dtype=np.float64)
+
+    @cached_property
+    def checksum(self) -> str:
+        """The SHA-256 of all samples and labels, by which a run knows its data again."""
+        found = hashlib.sha256("\0".join((self.task, self.kind, *self.labels)).encode())
+        for part in (self,) if self.test is None else (self, self.test):
+            for array in (part.x, part.y):
+                found.update(f"{array.shape} {array.dtype}".encode())
+                found.update(np.ascontiguousarray(array).data)
+        if self.users is not None:
+            found.update("\0".join(map(str, self.users.tolist())).encode())
+        return found.hexdigest()
 
     def subset(self, index: Any) -> "Dataset":
         """The data set with only these samples to train on; the test part and the classes stay."""

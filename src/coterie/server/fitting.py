@@ -131,6 +131,8 @@ class Result:
     """The models that clients predict with, to take home; None if they were not kept, or are at the clients alone."""
     settings: Record | None = None
     """Everything that decided the run, as a settings file has it."""
+    origin: Record = field(default_factory=dict)
+    """Which versions, device and data it is from."""
 
     def model(self, client: str) -> Predictor:
         """What a client predicts with: a module that takes inputs as the data has them.
@@ -248,7 +250,7 @@ def fit(
     if fed.world is not None:
         settings = {**fed.world, "method": {"name": method.name, **vars(method)}, "scoring": vars(scoring)}
     records = (now.rounds, clients, now.groups, now.insights)
-    result = Result(summary, *records, now.state, served, models, settings)
+    result = Result(summary, *records, now.state, served, models, settings, fed.origin)
     last = course.checkpoint()
     for observer in observers:
         observer.run_done(last, result)
