@@ -108,8 +108,8 @@ def registries():
 
 @pytest.mark.parametrize("name", PUBLIC)
 @pytest.mark.usefixtures("registries")
-def test_the_example_at_a_public_name_works(name):
-    names = {"coterie": coterie, "np": np, "torch": torch}
+def test_the_example_at_a_public_name_works(name, tmp_path):
+    names = {"coterie": coterie, "np": np, "torch": torch, "folder": tmp_path}
     (test,) = doctest.DocTestFinder(recurse=False).find(PUBLIC[name], name, module=False, globs=names)
     assert test.examples
     told = []

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from coterie.server.method import Method, method
     from coterie.server.metrics import metric
     from coterie.server.scoring import Scoring
+    from coterie.server.served_models import load_model
     from coterie.server.serving import Served
     from coterie.training.local import LocalTraining
     from coterie.training.losses import loss

@@ -42,6 +42,21 @@ def summary(folder):
 # Running
 
 
+def test_tables_that_lie_about_are_nobodys_clients(call):
+    Path("visits.csv").write_text("age,outcome\n50,yes\n60,no\n")
+    assert call("run local --clients 2 --net mlp --rounds 1 --json").json["split"] == "dirichlet"
+
+
+def test_models_are_kept_unless_told_otherwise(call):
+    world = "--clients 2 --net mlp --rounds 1"
+    assert call(f"run local {world} --out with").code == 0
+    assert call(f"run local {world} --keep-models false --out without").code == 0
+    assert call(f"compare local fedavg {world} --keep-models false --out several").code == 0
+    kept = {str(path.parent) for path in Path().rglob("models.safetensors")}
+    assert kept == {"with"}
+    assert "its models were not kept" in call("export without --all").err
+
+
 def test_a_run_prints_its_table_and_says_where_it_is(call):
     outcome = call(f"run fedavg {TINY} --out a")
     assert outcome.code == 0

@@ -1,18 +1,21 @@
 """Run folders: what is in them, and that a run that was killed goes on as if nothing had happened."""
 
 import json
+import platform
 import signal
 import subprocess
 import sys
 import time
 import tomllib
 
+import numpy as np
 import pytest
+import torch
 
 import coterie
 from coterie.core.errors import DataError, SettingsError
 from coterie.runs.experiment import run
-from coterie.runs.folder import FinishedError, RunFolder, StoredRun, read_lines, require_empty
+from coterie.runs.folder import FinishedError, RunFolder, StoredRun, load_result, read_lines, require_empty
 from coterie.runs.settings import Settings
 
 TINY = {"clients": 5, "net": "logistic", "limit": 400, "rounds": 7, "epochs": 0.5}
@@ -106,6 +109,7 @@ def test_a_run_is_these_files(finished):
     files = {str(path.relative_to(finished)) for path in finished.rglob("*") if path.is_file()}
     assert files == {
         "settings.toml",
+        "origin.jsonl",
         "rounds.jsonl",
         "groups.jsonl",
         "clients.jsonl",
@@ -172,6 +176,41 @@ def test_a_stored_run_is_what_was_written(finished):
     assert [record["client"] for record in stored.clients] == list("01234")
     assert stored.groups == [{"round": 1, "groups": [0] * 5}]
     assert stored.settings["method"]["rounds"] == 7
+
+
+def test_a_run_says_what_made_it(finished):
+    (origin,) = StoredRun.read(finished).origin
+    assert origin["torch"] == torch.__version__
+    assert origin["python"] == platform.python_version()
+    assert origin["device"] == "cpu"
+    assert "data" not in origin  # published data has a name
+    assert load_result(finished).origin == origin
+
+
+def test_a_run_that_goes_on_elsewhere_says_so_too(tmp_path, monkeypatch):
+    interrupted(settings_of("local"), tmp_path / "run", after=2)
+    monkeypatch.setattr("platform.python_version", lambda: "3.99")
+    interrupted(settings_of("local"), tmp_path / "run", after=4, resume=True)
+    run(settings_of("local"), tmp_path / "run", resume=True)
+    first, second = StoredRun.read(tmp_path / "run").origin
+    assert first["python"] != second["python"] == "3.99"
+
+
+def test_a_run_does_not_go_on_with_other_data_than_it_was_begun_with(tmp_path):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(60, 4)), np.arange(60) % 3
+    np.savez(tmp_path / "own.npz", x=x, y=y)
+    made = {"data": str(tmp_path / "own.npz"), "net": "mlp", "split": "iid", "clients": 3, "rounds": 5}
+    interrupted(Settings.of(made, "local")[0], tmp_path / "run", after=2)
+    (origin,) = StoredRun.read(tmp_path / "run").origin
+    assert len(origin["data"]) == 64
+    np.savez(tmp_path / "own.npz", x=x, y=(y + 1) % 3)
+    before = content(tmp_path / "run")
+    with pytest.raises(SettingsError, match="the data has changed since this run was begun"):
+        run(Settings.of(made, "local")[0], tmp_path / "run", resume=True)
+    assert content(tmp_path / "run") == before
+    np.savez_compressed(tmp_path / "own.npz", x=x, y=y)  # another file, the same data
+    run(Settings.of(made, "local")[0], tmp_path / "run", resume=True)
 
 
 def test_what_was_not_measured_is_null(tmp_path):

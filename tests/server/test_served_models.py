@@ -1,5 +1,7 @@
 """Models to take home: they predict, from raw inputs and also from a file, what was scored, sample by sample."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from torch import nn
 
 import coterie
 from coterie import Scoring
-from coterie.core.errors import DataError, SettingsError
+from coterie.core.errors import CoterieError, DataError, SettingsError
 from coterie.server.metrics import metrics
 from coterie.server.served_models import ServedModels
 from support.every_method import METHODS
@@ -87,6 +89,110 @@ def test_what_is_taken_home_predicts_what_was_scored(name, prior, scored, tmp_pa
             np.testing.assert_allclose(probabilities, predicted[client], atol=2e-5)
             assert np.array_equal(probabilities.argmax(1), predicted[client].argmax(1))
         assert result.clients[row]["client"] == client
+
+
+def exported(path, x):
+    """What a file predicts for raw inputs, without anything of ours."""
+    if path.suffix == ".pt2":
+        return torch.export.load(path).module()(x.float()).numpy(force=True)
+    onnxruntime = pytest.importorskip("onnxruntime", reason="ONNX files are run with it")
+    return onnxruntime.InferenceSession(path).run(None, {"x": x.float().numpy()})[0]
+
+
+def check_exports(name, prior, ending, scored, folder):
+    options = {"rounds": 2, "batch": 10, "prior": prior} | METHODS[name]
+    options |= {"shares": "not 8"} if name == "lg-fedavg" else {}
+    fed, result = run(coterie.methods.make(name, **options))
+    predicted, tests = scored(fed), own_tests(fed)
+    client = max(tests, key=lambda client: len(tests[client]))
+    result.export(client, folder / f"mine{ending}")
+    for samples in (1, len(tests[client])):
+        probabilities = exported(folder / f"mine{ending}", tests[client][:samples])
+        np.testing.assert_allclose(probabilities, predicted[client][:samples], atol=2e-5)
+    about = json.loads((folder / "mine.json").read_text())
+    assert about["output"]["labels"] == ["ant", "bee", "cat", "dog"]
+    assert about["input"]["shape"] == ["sample", 1, 8, 8]
+
+
+@pytest.mark.parametrize("ending", [".pt2", ".onnx"])
+@pytest.mark.parametrize("name", ["fedem", "ifca"])
+@pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
+def test_a_program_predicts_what_was_scored(name, ending, scored, tmp_path):
+    check_exports(name, "own", ending, scored, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [".pt2", ".onnx"])
+@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
+def test_a_program_predicts_what_was_scored_by_every_method(name, ending, scored, tmp_path):
+    check_exports(name, "learned", ending, scored, tmp_path)
+
+
+SERIES = {"x": np.random.default_rng(0).normal(size=(30, 6, 2)).astype(np.float32), "kind": "series"}
+TOKENS = {"x": np.random.default_rng(0).integers(0, 9, (30, 6)), "kind": "tokens"}
+
+
+@pytest.mark.parametrize(
+    ("data", "net"),
+    [(SERIES, "gru"), (SERIES, "transformer"), (TOKENS, "gru"), (TOKENS, "transformer"), (TOKENS, "embedding-bag")],
+)
+@pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
+def test_nets_for_series_and_tokens_are_exported_for_any_number_of_samples(data, net, tmp_path):
+    made = coterie.Dataset(y=np.arange(30) % 3, **data)
+    result = coterie.FedAvg(rounds=1).fit(coterie.simulate(made, "iid", net, clients=2))
+    result.export("0", tmp_path / "mine.pt2")
+    program = torch.export.load(tmp_path / "mine.pt2").module()
+    for samples in (1, 7):
+        x = torch.from_numpy(made.x[:samples])
+        np.testing.assert_allclose(
+            program(x.long() if net == "embedding-bag" or made.kind == "tokens" else x).numpy(force=True),
+            result.model("0").scores(made.x[:samples]),
+            atol=1e-5,
+        )
+
+
+def fixed(shape, classes):
+    """A net that is made for one number of samples, once it is exported."""
+
+    class Fixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(shape[0], classes)
+
+        def forward(self, x):
+            return self.layer(x) + torch.zeros(len(x), classes)
+
+    return Fixed()
+
+
+def test_what_cannot_be_exported_says_why_and_what_can(tmp_path):
+    data = coterie.Dataset(np.random.default_rng(0).normal(size=(30, 3)).astype(np.float32), np.arange(30) % 2)
+    result = coterie.Local(rounds=1, steps=1).fit(coterie.simulate(data, "iid", fixed, clients=2, engine="loop"))
+    with pytest.raises(CoterieError, match=r"any number of samples .*write `x.shape\[0\]`"):
+        result.export("0", tmp_path / "mine.pt2")
+    with pytest.raises(SettingsError, match=r"mine.bin: a model is a file that ends in .safetensors, .pt2, .onnx"):
+        result.export("0", tmp_path / "mine.bin")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_inputs_may_have_any_form_that_data_may_have():
+    data = images()
+    _, result = run(coterie.FedAvg(rounds=1), data, "mlp", Scoring())
+    model, x = result.model("0"), data.test.x[:6]
+    for same in (x[:, 0], x.astype(int), x[:, 0].tolist(), torch.from_numpy(x)):
+        assert np.array_equal(model.scores(same), model.scores(x))
+    colours = np.random.default_rng(0).integers(0, 255, (40, 9, 8, 3)).astype(np.uint8)
+    data = coterie.Dataset(colours, np.arange(40) % 2)
+    model = coterie.Local(rounds=1).fit(coterie.simulate(data, "iid", "mlp", clients=2)).model("0")
+    assert np.array_equal(model.scores(colours), model.scores(data.x))
+
+
+def test_a_file_of_several_models_asks_for_a_client(tmp_path):
+    _, result = run(coterie.IFCA(rounds=1, clusters=2), scoring=Scoring())
+    result.models.write(tmp_path / "all.safetensors")
+    with pytest.raises(SettingsError, match=r"models of 5 clients; name one with client=: 0, 1, 2, 3, 4"):
+        coterie.load_model(tmp_path / "all.safetensors")
 
 
 def test_numbers_come_out_in_their_own_units(scored):

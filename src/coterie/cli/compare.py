@@ -8,7 +8,7 @@ from cyclopts import App, Group
 
 from coterie.cli.console import console, following, note, print_json, print_table, tell
 from coterie.cli.options import of_methods
-from coterie.cli.parameters import command, flag, several, whole
+from coterie.cli.parameters import KeepModels, command, flag, several, whole
 from coterie.cli.run import RUNS, SettingsFile, base_of, headline, made, place_of, short, stoppable
 from coterie.core.errors import SettingsError
 from coterie.core.fields import at_least, check_range
@@ -34,6 +34,7 @@ def _compare(
     settings: SettingsFile = None,
     out: Annotated[Path | None, flag("Folder of all runs; by default a new one below `runs/`.", "Output")] = None,
     resume: Annotated[bool, flag("Continue the comparison in `--out`, or begin it.", "Output")] = False,
+    keep_models: KeepModels = True,
     as_json: Annotated[
         bool, flag("Print the summaries as a list in JSON, and nothing else.", "Output", "--json")
     ] = False,
@@ -67,7 +68,7 @@ def _compare(
     again = "the same command with --resume --out FOLDER"
     with stoppable(place, again), following(quiet=as_json) as follower:
         line = follower.one_line(seeds * len(ready), seeds * sum(one.method.rounds for one in ready))
-        entries = compare(ready, seeds, place, resume, line.watch)
+        entries = compare(ready, seeds, place, resume, line.watch, keep_models=keep_models)
     first, _ = entries[0]
     present(place, headline(first.world, len(first.world.population)), entries, as_json)
 

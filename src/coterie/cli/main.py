@@ -21,6 +21,7 @@ from coterie.cli.demo import demo
 from coterie.cli.deploy import add_deploy
 from coterie.cli.listings import show_data, show_losses, show_methods, show_metrics, show_nets, show_splits
 from coterie.cli.look import add_split, report, schema, show
+from coterie.cli.models import export, predict
 from coterie.cli.run import add_run
 from coterie.cli.study import add_reproduce, add_study
 from coterie.core.errors import CoterieError, ProgramError, called_here
@@ -60,10 +61,12 @@ def _app(arguments: Sequence[str]) -> App:
     app.command(show, usage="Usage: coterie show RUN... [OPTIONS]", group=_DO, sort_key=3)
     app.command(report, usage="Usage: coterie report RUN... [OPTIONS]", group=_DO, sort_key=4)
     add_split(app, behind("split", arguments), _DO, 5)
-    app.command(schema, group=_DO, sort_key=6)
-    add_reproduce(app, behind("reproduce", arguments), _DO, 7)
-    add_study(app, behind("study", arguments), _DO, 8)
-    add_deploy(app, behind("deploy", arguments), _DO, 9)
+    app.command(export, group=_DO, sort_key=6)
+    app.command(predict, group=_DO, sort_key=7)
+    app.command(schema, group=_DO, sort_key=8)
+    add_reproduce(app, behind("reproduce", arguments), _DO, 9)
+    add_study(app, behind("study", arguments), _DO, 10)
+    add_deploy(app, behind("deploy", arguments), _DO, 11)
     for place, function in enumerate((show_methods, show_data, show_splits, show_nets, show_losses, show_metrics)):
         app.command(function, name=function.__name__.removeprefix("show_"), group=_CHOOSE, sort_key=place)
     for name in ("--help", "--version"):

@@ -132,6 +132,26 @@ whole = _number(int, "a whole number")
 """How a whole number is read."""
 
 
+def _truth(_: type, tokens: Sequence[Token]) -> bool:
+    """A word for a switch."""
+    if tokens[0].value not in TRUTH:
+        raise ValueError(f"{tokens[0].value!r} is neither true nor false")
+    return TRUTH[tokens[0].value]
+
+
+KeepModels = Annotated[
+    Literal[True, False],  # not bool, which would take no word behind it
+    flag(
+        "Whether run folders keep what clients predict with, for `coterie export`. [true; in studies false]",
+        "Output",
+        "--keep-models",
+        converter=_truth,
+        show_choices=False,
+    ),
+]
+"""The option of commands that write run folders."""
+
+
 def _choice(choices: Sequence[Any]) -> Callable[[Any, Sequence[Token]], Any]:
     by_word = {str(choice): choice for choice in choices}
 

@@ -11,7 +11,7 @@ from cyclopts import App, Group
 
 from coterie.cli.console import errors, following, note, print_json, print_table, tell
 from coterie.cli.options import ask, hidden, methods_options, needed, world_options
-from coterie.cli.parameters import argument, command, flag
+from coterie.cli.parameters import KeepModels, argument, command, flag
 from coterie.core.errors import SettingsError
 from coterie.methods import methods
 
@@ -81,6 +81,7 @@ def _command(method: str | None) -> Callable[..., None]:
         out: Out = None,
         resume: Resume = False,
         explain: Explain = False,
+        keep_models: KeepModels = True,
         as_json: AsJson = False,
     ) -> None:
         base = base_of(settings, out, resume)
@@ -92,7 +93,7 @@ def _command(method: str | None) -> Callable[..., None]:
         if explain:
             _explain(understood)
         else:
-            _run(understood, out, resume, as_json)
+            _run(understood, out, resume, keep_models, as_json)
 
     return run
 
@@ -132,14 +133,14 @@ def _explain(settings: "Settings") -> None:
         fed.close()
 
 
-def _run(settings: "Settings", out: Path | None, resume: bool, as_json: bool) -> None:
+def _run(settings: "Settings", out: Path | None, resume: bool, keep_models: bool, as_json: bool) -> None:
     from coterie.report.tables import run_table
     from coterie.runs.experiment import NewFolder, run
 
     world, method = settings.world, settings.method
     place = out or NewFolder(RUNS, f"{method.name}-{short(world)}-{world.split.name}")
     with stoppable(place, "coterie run --resume --out FOLDER"), following(quiet=as_json) as follower:
-        result = run(settings, place, resume, follower.watch(method, world.seed))
+        result = run(settings, place, resume, follower.watch(method, world.seed), keep_models=keep_models)
     if as_json:
         print_json(result.summary)
         return

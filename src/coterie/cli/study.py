@@ -12,7 +12,7 @@ from rich.console import Console
 from coterie.cli.arguments import behind
 from coterie.cli.console import console, errors, following, plain_table, print_table, tell
 from coterie.cli.options import ask, methods_options, needed, world_options
-from coterie.cli.parameters import Shown, command, flag, several, whole
+from coterie.cli.parameters import KeepModels, Shown, command, flag, several, whole
 from coterie.core.errors import SettingsError
 from coterie.core.fields import WITHOUT_EFFECT, at_least, check_range
 from coterie.core.files import write_whole
@@ -84,6 +84,7 @@ def _reproduce(
     time_limit: TimeLimit = None,
     out: Out = RESULTS,
     show: Show = False,
+    keep_models: KeepModels = False,
 ) -> None:
     """Run the experiments of the papers and put the numbers beside theirs: `coterie reproduce autocfl/table1`.
 
@@ -99,7 +100,7 @@ def _reproduce(
 
     from coterie.papers import recipes
 
-    _carry_out(recipes.find(names), given, seeds, only, time_limit, out, show)
+    _carry_out(recipes.find(names), given, seeds, only, time_limit, out, show, keep_models)
 
 
 def _run_study(
@@ -110,6 +111,7 @@ def _run_study(
     time_limit: TimeLimit = None,
     out: Out = RESULTS,
     show: Show = False,
+    keep_models: KeepModels = False,
 ) -> None:
     """Run studies from files: `coterie study run mine.toml`. It goes on where it stopped, as `coterie reproduce`."""
     if not files:
@@ -118,7 +120,7 @@ def _run_study(
 
     from coterie.papers import recipes
 
-    _carry_out([recipes.study(Path(file)) for file in files], given, seeds, only, time_limit, out, show)
+    _carry_out([recipes.study(Path(file)) for file in files], given, seeds, only, time_limit, out, show, keep_models)
 
 
 def _check(seeds: int | None, time_limit: float | None) -> None:
@@ -162,6 +164,7 @@ def _carry_out(
     time_limit: float | None,
     out: Path,
     show: bool,
+    keep_models: bool,
 ) -> None:
     """Run what is missing, and show what there is."""
     from coterie.report.studies import check_figures, check_folder, write_study
@@ -170,7 +173,7 @@ def _carry_out(
     studies = _with_cells(_distinct(studies), only)
     for study in studies:
         check_figures(study)
-    campaign = Campaign(out, given)
+    campaign = Campaign(out, given, keep_models)
     tasks = [task for study in studies for task in campaign.tasks(study, seeds, only)]
     check_folder(out)
     pending = campaign.pending(tasks)

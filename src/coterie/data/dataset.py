@@ -1,5 +1,6 @@
 """Samples and targets, as arrays."""
 
+import hashlib
 import logging
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -95,7 +96,7 @@ class Dataset:
         if users is not None and len(users) != len(y):
             raise DataError(f"{self.name}: {len(y)} samples but {len(users)} users")
         kind = _kind(self.name, x, self.kind)
-        x = _inputs(self.name, x, kind, self.schema is not None)
+        x = inputs_of(self.name, x, kind, self.schema is not None)
         made = {"x": x, "y": y, "labels": labels, "users": users, "task": task, "kind": kind}
         made["vocabulary"] = self._count_ids(x, kind)
         for field, value in made.items():
@@ -170,6 +171,18 @@ class Dataset:
         axes = tuple(axis for axis in range(self.x.ndim) if axis != channel)
         return self.x.mean(axes, dtype=np.float64), self.x.std(axes, dtype=np.float64)
 
+    @cached_property
+    def checksum(self) -> str:
+        """The SHA-256 of all samples and labels, by which a run knows its data again."""
+        found = hashlib.sha256("\0".join((self.task, self.kind, *self.labels)).encode())
+        for part in (self,) if self.test is None else (self, self.test):
+            for array in (part.x, part.y):
+                found.update(f"{array.shape} {array.dtype}".encode())
+                found.update(np.ascontiguousarray(array).data)
+        if self.users is not None:
+            found.update("\0".join(map(str, self.users.tolist())).encode())
+        return found.hexdigest()
+
     def subset(self, index: Any) -> "Dataset":
         """The data set with only these samples to train on; the test part and the classes stay."""
         users = None if self.users is None else self.users[index]
@@ -234,7 +247,8 @@ def _pixels(x: np.ndarray) -> bool:
     return bool(x.dtype == np.uint8 or (whole and x.min() >= 0 and x.max() <= 255))
 
 
-def _inputs(name: str, x: np.ndarray, kind: str, missing: bool) -> np.ndarray:
+def inputs_of(name: str, x: np.ndarray, kind: str, missing: bool) -> np.ndarray:
+    """Inputs of a kind as they are kept; with `missing` some of them may be not-a-number."""
     if kind == "tokens":
         return _ids(name, x)
     if kind == "image" and x.ndim == 3:

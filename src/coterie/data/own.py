@@ -1,5 +1,6 @@
 """Data that users bring: from an npz file, a folder of images or a torch dataset."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,8 @@ import numpy as np
 from coterie.core.errors import DataError, SettingsError
 from coterie.data.dataset import Dataset
 from coterie.data.readers import read_npz, reading
+
+log = logging.getLogger("coterie")
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -73,6 +76,30 @@ def from_folder(path: str | Path, size: int | tuple[int, int] | None = None) -> 
     mode, shape = _common_form(files, size)
     part = Dataset(*_pixels(test, labels, mode, shape), labels=labels, name=path.name) if test else None
     return Dataset(*_pixels(train, labels, mode, shape), test=part, labels=labels, name=path.name)
+
+
+def read_images(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """The images [sample, channel, height, width] in a folder, by their names, or the one in a file.
+
+    They become grey or RGB and are scaled, as `shape` [channel, height, width] has it.
+    """
+    channels, *pixels = shape
+    if channels not in (1, 3):
+        raise DataError(f"{path}: images are grey or RGB, but inputs of {channels} channels are expected")
+    if path.is_dir():
+        found = sorted(file for file in path.iterdir() if file.suffix.lower() in _SUFFIXES and file.name[0] != ".")
+    else:
+        found = [path]
+    if not found:
+        raise DataError(f"{path}: no images ({', '.join(sorted(_SUFFIXES))})")
+    mode, size = "L" if channels == 1 else "RGB", (pixels[0], pixels[1])
+    for file in found:
+        own, (height, width) = _header(file)
+        if mode == "L" and own not in _GREY_MODES:
+            raise DataError(f"{file}: has colours, but grey images are expected")
+        if (height, width) != size:
+            log.warning("%s: %dx%d pixels, scaled to %dx%d", file, height, width, *size)
+    return _pixels({"": found}, [""], mode, size)[0]
 
 
 def from_torch(

@@ -179,7 +179,7 @@ def run_over(deployment: Deployment, transport: Transport, out: Path, observers:
 class Store(Observer, Protocol):
     """An observer that keeps the newest checkpoint of a run."""
 
-    def open(self, net: Net, resume: bool) -> Checkpoint | None:
+    def open(self, net: Net, resume: bool, origin: Mapping[str, str]) -> Checkpoint | None:
         """The checkpoint to go on from, if there is one."""
 
     def close(self) -> None:
@@ -199,7 +199,7 @@ def carry_through(
     lost, attempts, watching = 0, 0, [*observers, store]
     with closing(store):
         while True:
-            checkpoint = store.open(fed.net, resume=True)
+            checkpoint = store.open(fed.net, resume=True, origin=fed.origin)
             try:
                 engine.gather(first=checkpoint is None)
                 log.info("%s", fed.explain())

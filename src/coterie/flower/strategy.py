@@ -266,7 +266,7 @@ class _Remembered:
     def __init__(self) -> None:
         self._checkpoint: Checkpoint | None = None
 
-    def open(self, net: Net, resume: bool) -> Checkpoint | None:
+    def open(self, net: Net, resume: bool, origin: Mapping[str, str]) -> Checkpoint | None:
         return self._checkpoint
 
     def round_done(self, checkpoint: Checkpoint, record: Record | None, groups: Record | None) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from coterie.core.errors import DataError
+from coterie.data.dataset import inputs_of
 from coterie.data.preparation import Preparation
 from coterie.data.tables import encoded_rows
 
@@ -89,7 +90,9 @@ class Predictor(nn.Module):
         shape = self.preparation.shape
         if self.preparation.schema is not None and not isinstance(x, Tensor | np.ndarray):
             x = encoded_rows(x, self.preparation.schema)
-        inputs = x if isinstance(x, Tensor) else torch.as_tensor(np.asarray(x))
+        elif self.preparation.schema is None and not isinstance(x, Tensor):
+            x = inputs_of("inputs", np.asarray(x), self.preparation.kind, missing=False)
+        inputs = torch.as_tensor(x)
         if tuple(inputs.shape[1:]) != shape:
             raise DataError(f"inputs of shape {tuple(inputs.shape)}: expected [sample, {', '.join(map(str, shape))}]")
         inputs = inputs.to(self.factor.device)

@@ -25,7 +25,7 @@ class GRU(nn.Module):
     def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
         """Go through the steps; at those that are not `real` [row, time] the state stays."""
         given = self.input(x)
-        state = given.new_zeros(len(x), self.state.in_features)
+        state = given.new_zeros(x.shape[0], self.state.in_features)  # `len` would fix the number of rows on export
         for step in range(x.shape[1]):
             reset_given, keep_given, new_given = given[:, step].chunk(3, dim=-1)
             reset_before, keep_before, new_before = self.state(state).chunk(3, dim=-1)

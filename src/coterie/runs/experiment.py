@@ -75,7 +75,7 @@ def run(
             path = out.make() if isinstance(out, NewFolder) else out
             table, tied = settings.resolved().table(), settings.method.tied_to_rounds
             folder = RunFolder(path, table, saving=saving, keep_state=keep_state, tied_to_rounds=tied)
-            checkpoint = folder.open(fed.net, resume)
+            checkpoint = folder.open(fed.net, resume, fed.origin)
             # First: an observer that stops the run does not lose the round that is done.
             observers = [folder, *observers]
         log.info("%s", fed.explain())

@@ -1,6 +1,7 @@
 """A run is a folder that anyone can read with a text editor, and that a killed run goes on from.
 
 settings.toml   everything that decides the run
+origin.jsonl    which versions, device, commit and own data made it, a line more if a run went on with others
 rounds.jsonl    one line per evaluated round, appended as it goes
 groups.jsonl    who was grouped with whom, a line each time that changed
 insights.jsonl  what the method found out, a line per evaluated round, if that was asked for
@@ -17,6 +18,7 @@ Records are appended before the checkpoint is written: when a run goes on, lines
 
 import json
 import logging
+import shlex
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -37,6 +39,9 @@ from coterie.server.served_models import ServedModels
 
 MODELS = "models.safetensors"
 """The file of the models that clients predict with."""
+
+ORIGIN = "origin.jsonl"
+"""The file that says what has made a run."""
 
 log = logging.getLogger("coterie")
 
@@ -63,6 +68,8 @@ class StoredRun:
     clients: list[Record]
     groups: list[Record]
     insights: list[Record] = field(default_factory=list)
+    origin: list[Record] = field(default_factory=list)
+    """Which versions, device and data made it; several if it went on with others."""
 
     @classmethod
     def read(cls, path: Path) -> "StoredRun":
@@ -71,7 +78,8 @@ class StoredRun:
             raise SettingsError(f"{path}: not a run folder (it has no settings.toml)")
         settings = read_table(path / "settings.toml")
         check_format(settings)
-        records = {name: read_lines(path / f"{name}.jsonl") for name in ("rounds", "clients", "groups", "insights")}
+        names = ("rounds", "clients", "groups", "insights", "origin")
+        records = {name: read_lines(path / f"{name}.jsonl") for name in names}
         return cls(path, settings, _read_summary(path / "summary.json"), **records)
 
 
@@ -107,17 +115,24 @@ class RunFolder:
         # Apart from the state: two runs with the same settings have the same state, but took different time.
         return self.path / "state" / "clock.json"
 
-    def open(self, net: Net, resume: bool) -> Checkpoint | None:
-        """Make the folder, or with `resume` take up the run that is in it: its newest checkpoint, if there is one."""
+    def open(self, net: Net, resume: bool, origin: Mapping[str, str]) -> Checkpoint | None:
+        """Make the folder, or with `resume` take up the run that is in it: its newest checkpoint, if there is one.
+
+        `origin` is what computes now, and from which data (see `coterie.core.origin`).
+        """
         if resume and (self.path / "settings.toml").is_file():
             self._claim()
-            return self._resume(net)
+            self._check_origin(origin)
+            checkpoint = self._resume(net)
+            _note_origin(self.path, origin)
+            return checkpoint
         # A run that was killed while it made its folder leaves these behind: another try may still begin.
         require_empty(self.path, but={"state", "log.txt", "deployment"} if resume else set())
         try:
             # This fails if the folder is there already: so of two runs that are started at once, one gets it.
             (self.path / "state").mkdir(parents=True, exist_ok=resume)
             write_whole(self.path / "settings.toml", tomli_w.dumps(self._table))
+            _note_origin(self.path, origin)
             for name in ("rounds.jsonl", "groups.jsonl"):
                 (self.path / name).touch()
         except FileExistsError as error:
@@ -126,6 +141,14 @@ class RunFolder:
             raise SettingsError(f"out={self.path}: cannot be written ({error.strerror})") from error
         self._claim()
         return None
+
+    def _check_origin(self, origin: Mapping[str, str]) -> None:
+        """Refuse to go on with other data than the run was begun with."""
+        before = [made["data"] for made in read_lines(self.path / ORIGIN) if "data" in made]
+        if before and before[-1] != origin.get("data"):
+            raise SettingsError(
+                f"out={self.path}: the data has changed since this run was begun; begin another in a new folder"
+            )
 
     def _claim(self) -> None:
         """Keep other processes, and other runs of this one, out of the folder until it is closed."""
@@ -237,6 +260,13 @@ class RunFolder:
         self._cost = self._saved - started
 
 
+def _note_origin(path: Path, origin: Mapping[str, str]) -> None:
+    """Write down what computes, unless it is what did so before."""
+    known = read_lines(path / ORIGIN)
+    if not known or known[-1] != origin:
+        write_whole(path / ORIGIN, _lines([*known, dict(origin)]))
+
+
 def _write_end(path: Path, result: Result) -> None:
     """Write what is known of a run at its end. The summary comes last: with it the run counts as finished."""
     if result.models is not None:
@@ -254,6 +284,7 @@ def save_result(result: Result, folder: str | Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
         write_whole(path / "settings.toml", tomli_w.dumps(as_toml(result.settings)))
+        _note_origin(path, result.origin)
         for name in ("rounds", "groups", "insights"):
             if name != "insights" or result.insights:
                 write_whole(path / f"{name}.jsonl", _lines(getattr(result, name)))
@@ -268,10 +299,25 @@ def load_result(folder: str | Path) -> Result:
     stored = StoredRun.read(Path(folder))
     if stored.summary is None:
         raise SettingsError(f"{folder}: this run is not finished; go on with `coterie run --resume --out {folder}`")
-    path = stored.path / MODELS
-    models = ServedModels.read(path) if path.is_file() else None
+    models = models_in(stored) if (stored.path / MODELS).is_file() else None
     records = (stored.rounds, stored.clients, stored.groups, stored.insights)
-    return Result(stored.summary, *records, state=None, served=None, models=models, settings=stored.settings)
+    origin = next(reversed(stored.origin), {})
+    return Result(
+        stored.summary, *records, state=None, served=None, models=models, settings=stored.settings, origin=origin
+    )
+
+
+def models_in(stored: StoredRun) -> ServedModels:
+    """The models that the clients of a stored run predict with."""
+    path = stored.path / MODELS
+    if path.is_file():
+        return ServedModels.read(path)
+    if stored.summary is None:
+        place = shlex.quote(str(stored.path))
+        raise SettingsError(f"{place}: this run is not finished; go on with `coterie run --resume --out {place}`")
+    if "task" in stored.settings:
+        raise SettingsError(f"{stored.path}: has no models; those of a run over real sites are at the sites")
+    raise SettingsError(f"{stored.path}: its models were not kept (keep_models=false)")
 
 
 def require_empty(folder: Path, but: Collection[str] = ()) -> None:

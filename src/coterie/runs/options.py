@@ -135,7 +135,7 @@ def table_of(
 def _with_clients_of_tables(given: Mapping[str, Any], base: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options, with the natural split if nobody names one and the data is a table that tells clients apart."""
     data = section_of(base, "data")
-    name = given.get("data") or data.get("name", "")
+    name = given.get("data") or data.get("name", DEFAULTS["data"])
     client = given.get("client") or given.get("data.client") or data.get("client")
     named = given.get("split") or section_of(base, "split").get("name")
     return given if named or not tells_clients(name, client) else {**given, "split": "natural"}

@@ -95,7 +95,8 @@ class World:
         """The clients, ready to run programs; on an engine of this world, if there is one already."""
         _check_arrivals(self.arrivals, len(self.population))
         engine = engine or self.engine()
-        return Federation(engine, self.seed, self.arrivals, self.population.groups, self.table())
+        checksum = "" if self.data in sources else self.dataset.checksum
+        return Federation(engine, self.seed, self.arrivals, self.population.groups, self.table(), checksum)
 
     def table(self) -> dict[str, Any]:
         """The entries of a settings file that are about the clients."""
@@ -339,7 +340,8 @@ def simulate(
         engine.net.task.own_loss or None,
         *(seed, split_seed, arrivals or {}, division, computing, data.labels),
     )
-    return Federation(engine, seed, arrivals, population.groups, world.table())
+    checksum = "" if isinstance(dataset, str) and dataset in sources else data.checksum
+    return Federation(engine, seed, arrivals, population.groups, world.table(), checksum)
 
 
 def _loaded(data: str, given: Mapping[str, Any], seed: int) -> Dataset:

@@ -16,6 +16,7 @@ from coterie.clients.letters import Letters
 from coterie.clients.memory import Value, size_of
 from coterie.clients.programs import Program
 from coterie.core.errors import CoterieError, NoAnswerError
+from coterie.core.origin import origin
 from coterie.core.randomness import generator
 from coterie.data.moments import Moments
 from coterie.data.preparation import Preparation
@@ -201,8 +202,11 @@ class Federation:
         arrivals: Mapping[int, int] | None = None,
         true_groups: np.ndarray | None = None,
         world: Mapping[str, Any] | None = None,
+        checksum: str = "",
     ) -> None:
+        """`world` is what a settings file says of these clients; `checksum` is that of own data."""
         self._engine, self.seed, self.true_groups, self.world = engine, seed, true_groups, world
+        self._checksum = checksum
         self.keep_last, self._test_data = False, False
         self.prior = 0.0
         """The smoothing of the priors that clients add to what models give for their data; 0 if they add none."""
@@ -238,6 +242,11 @@ class Federation:
     def preparation(self) -> Preparation | None:
         """How inputs are prepared for the net; None where only the clients know."""
         return getattr(self._engine, "preparation", None)
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """What computes here, and from which data, for the record."""
+        return origin(self.net.device, self._checksum)
 
     @property
     def clients(self) -> np.ndarray:

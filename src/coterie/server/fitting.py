@@ -131,6 +131,8 @@ class Result:
     """The models that clients predict with, to take home; None if they were not kept, or are at the clients alone."""
     settings: Record | None = None
     """Everything that decided the run, as a settings file has it."""
+    origin: Record = field(default_factory=dict)
+    """Which versions, device and data it is from."""
 
     def model(self, client: str) -> Predictor:
         """What a client predicts with: a module that takes inputs as the data has them.
@@ -140,13 +142,20 @@ class Result:
         >>> result.model("0")(torch.from_numpy(data.test.x[:5])).shape
         torch.Size([5, 10])
         """
-        if self.models is None:
-            raise CoterieError("this result has no models: they were not kept, or are at the clients alone")
-        return self.models.model(client)
+        return self._kept().model(client)
 
     def predict(self, client: str, x: Any) -> np.ndarray:
         """What a client's model predicts for inputs as the data has them: names of classes, or numbers."""
         return self.model(client).predict(x)
+
+    def export(self, client: str, path: "str | Path") -> None:
+        """Write what a client predicts with into a file: `.safetensors`, `.pt2` (`torch.export`) or `.onnx`."""
+        self._kept().export(client, path)
+
+    def _kept(self) -> ServedModels:
+        if self.models is None:
+            raise CoterieError("this result has no models: they were not kept, or are at the clients alone")
+        return self.models
 
     def save(self, folder: "str | Path") -> "Path":
         """Write the result as the folder of a finished run, which `coterie show`, `report` and `export` read."""
@@ -241,7 +250,7 @@ def fit(
     if fed.world is not None:
         settings = {**fed.world, "method": {"name": method.name, **vars(method)}, "scoring": vars(scoring)}
     records = (now.rounds, clients, now.groups, now.insights)
-    result = Result(summary, *records, now.state, served, models, settings)
+    result = Result(summary, *records, now.state, served, models, settings, fed.origin)
     last = course.checkpoint()
     for observer in observers:
         observer.run_done(last, result)

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from coterie.clients.clients import HOME, HOME_WEIGHTS
 from coterie.clients.programs import own_prior
-from coterie.core.errors import CoterieError, DataError, unknown
+from coterie.core.errors import CoterieError, DataError, SettingsError, unknown
 from coterie.core.files import write_whole
 from coterie.data.preparation import Preparation
+from coterie.nets.exports import FORMATS
 from coterie.nets.making import make_net
 from coterie.nets.net import Factory, Net
 from coterie.nets.predictor import Predictor
@@ -31,6 +32,9 @@ from coterie.server.serving import Served
 
 FORMAT, FORMAT_WITH_PRIORS = 1, 2
 """The version of the file. Where clients add priors it is the second: who knows only the first would leave them out."""
+
+SUFFIX = ".safetensors"
+"""How the names of these files end."""
 
 _ABOUT = "coterie"
 """The entry of the file's metadata that says everything."""
@@ -104,11 +108,15 @@ class ServedModels:
         """The net of all models."""
         return self.models.net
 
+    def _row(self, client: str | int) -> int:
+        """The place of a client."""
+        if str(client) not in self.clients:
+            raise unknown("client", str(client), self.clients)
+        return self.clients.index(str(client))
+
     def model(self, client: str) -> Predictor:
         """What a client predicts with."""
-        if client not in self.clients:
-            raise unknown("client", client, self.clients)
-        row = self.clients.index(client)
+        row = self._row(client)
         prior = None if self.prior is None else self.prior[row]
         if self.weights is None:
             assert self.index is not None
@@ -119,9 +127,7 @@ class ServedModels:
 
     def of_client(self, client: str) -> "ServedModels":
         """What one client predicts with, alone."""
-        if client not in self.clients:
-            raise unknown("client", client, self.clients)
-        row = self.clients.index(client)
+        row = self._row(client)
         prior = None if self.prior is None else self.prior[row : row + 1]
         if self.weights is not None:
             own = self.weights[row : row + 1]
@@ -129,6 +135,20 @@ class ServedModels:
         assert self.index is not None
         models, only = self.models[self.index[row : row + 1]], torch.zeros(1, dtype=torch.int64)
         return ServedModels(models, self.preparation, (client,), index=only, prior=prior)
+
+    def export(self, client: str, path: str | Path) -> None:
+        """Write what a client predicts with into a file: `.safetensors`, `.pt2` (`torch.export`) or `.onnx`.
+
+        The first is read by `load_model` and `coterie predict`, and has the tensors by their names; the others need no
+        Coterie, and a description lies beside them, in JSON.
+        """
+        path = Path(path)
+        if path.suffix == SUFFIX:
+            self.of_client(client).write(path)
+        elif path.suffix in FORMATS:
+            FORMATS[path.suffix](self.model(client), path)
+        else:
+            raise SettingsError(f"{path}: a model is a file that ends in {SUFFIX}, {', '.join(FORMATS)}")
 
     def write(self, path: Path) -> None:
         """Store everything in a file, whole or not at all."""
@@ -189,6 +209,25 @@ class ServedModels:
             None if weights is None else torch.tensor(weights, dtype=torch.float64),
             None if prior is None else torch.tensor(prior, dtype=torch.float64),
         )
+
+
+def load_model(path: str | Path, client: str = "") -> Predictor:
+    """The model in a file that `coterie export` or a site has written, or of one client in a file with several.
+
+    >>> result = coterie.FedAvg(rounds=1).fit(coterie.simulate(clients=3, net="mlp"))
+    >>> result.export("0", folder / "mine.safetensors")
+    >>> coterie.load_model(folder / "mine.safetensors").predict(coterie.load("digits").test.x[:2]).shape
+    (2,)
+    """
+    return one_of(ServedModels.read(Path(path)), str(path), client)
+
+
+def one_of(models: ServedModels, where: str, client: str = "") -> Predictor:
+    """What a client predicts with; it may be left out where there is only one. `where` is for errors."""
+    if not client and len(models.clients) > 1:
+        some = ", ".join(models.clients[:5]) + (", ..." if len(models.clients) > 5 else "")
+        raise SettingsError(f"{where}: has models of {len(models.clients)} clients; name one with client=: {some}")
+    return models.model(client or models.clients[0])
 
 
 def _model(net: Net, tensors: dict[str, Tensor], front: str) -> Models:
