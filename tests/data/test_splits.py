@@ -1,5 +1,6 @@
 """Split rules: what each definition promises, on synthetic data with tiny inputs."""
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -7,9 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import coterie
 from coterie.core.errors import CoterieError, DataError, SettingsError
 from coterie.core.registry import first_line, options
 from coterie.data.dataset import Dataset
+from coterie.data.division import Division
+from coterie.data.population import populate
 from coterie.data.split import Split
 from coterie.data.splits import split_rules
 from coterie.data.splits._dealing import cut, draw_columns, gather, imbalance, log_dirichlet, top_up
@@ -19,11 +23,13 @@ DEFINITIONS = ("class-balanced", "class", "client", "client-prior")
 NAMES = {
     *("iid", "dirichlet", "label-skew", "quantity", "autocfl-label", "autocfl-input", "autocfl-motivation", "cafa"),
     *("cafa-mixed", "cafa-chunks", "cafa-consecutive", "slfed-dist0", "slfed-dist1", "slfed-dist2", "slfed-dist3"),
-    *("natural", "given"),
+    *("rotated-label-skew", "swapped-labels", "natural", "given"),
 }
 EXHAUSTIVE = (
     *("iid", "dirichlet", "label-skew", "quantity", "autocfl-input", "cafa", "cafa-chunks", "cafa-consecutive"),
+    *("rotated-label-skew", "swapped-labels"),
 )
+GROUPED = ("rotated-label-skew", "swapped-labels")
 RANDOM = sorted(NAMES - {"natural", "given"})
 
 
@@ -104,7 +110,7 @@ def test_no_clients_is_an_error(name):
         divided(name, even(100, 10), clients=0)
 
 
-@pytest.mark.parametrize("name", [name for name in RANDOM if not name.startswith("autocfl")])
+@pytest.mark.parametrize("name", [name for name in RANDOM if not name.startswith("autocfl") and name not in GROUPED])
 def test_one_client(name):
     split = divided(name, even(100, 10), clients=1)
     assert len(split) == 1
@@ -150,6 +156,12 @@ def test_a_label_without_samples_is_nobodys(name):
         ("autocfl-input", "clients", 1, "clients=1: at least 2"),
         ("autocfl-motivation", "clients", 1, "clients=1: at least 2"),
         ("autocfl-motivation", "shift", "inputs", "did you mean input"),
+        ("rotated-label-skew", "rotations", 3, "rotations=3: 2 or 4"),
+        ("rotated-label-skew", "clients", 1, "clients=1: at least 2, one for each rotation"),
+        ("rotated-label-skew", "classes", 11, "classes=11: toy has 10 classes"),
+        ("swapped-labels", "swapped", 1.5, r"swapped=1.5: in \[0, 1\]"),
+        ("swapped-labels", "clients", 1, "clients=1: at least 2, one with swapped labels"),
+        ("swapped-labels", "classes", 0, "classes=0: at least 1"),
         ("cafa-mixed", "iid", 1.5, r"iid=1.5: a share in \[0, 1\]"),
         ("cafa-mixed", "classes", 11, "classes=11: toy has 10 classes"),
         ("cafa-mixed", "alpha", 0, "alpha=0.0: a number above 0"),
@@ -399,6 +411,81 @@ def test_quantity_leaves_labels_alike():
     shares = split.label_counts(data)[large] / split.sizes[large, None]
     assert large.sum() > 5
     assert np.abs(shares - 0.1).max() < 0.05
+
+
+# --- rotations with label skew, and swapped labels --------------------------------------------------------------------
+
+
+def test_labels_say_nothing_of_the_rotation():
+    data = even(4000, 10)
+    split = divided("rotated-label-skew", data, clients=20, classes=3, rotations=4)
+    present = split.label_counts(data) > 0
+    assert (present.sum(axis=1) == 3).all()
+    assert split.groups.tolist() == [0] * 5 + [1] * 5 + [2] * 5 + [3] * 5
+    names = [None, "rotate-90", "rotate-180", "rotate-270"]
+    assert split.transforms == tuple(names[group] for group in split.groups)
+    for block in range(4):  # every block has the same sets of labels
+        assert np.array_equal(present[:5], present[5 * block : 5 * block + 5])
+
+
+def test_half_a_turn_is_the_second_of_two_rotations():
+    split = divided("rotated-label-skew", even(400, 10), clients=7)
+    assert split.groups.tolist() == [0] * 3 + [1] * 4
+    assert set(split.transforms[:3]) == {None}
+    assert set(split.transforms[3:]) == {"rotate-180"}
+
+
+def test_swapped_labels_are_swapped_in_all_parts_and_for_a_part_of_the_clients():
+    data = replace(even(900, 5), test=even(100, 5))
+    split = divided("swapped-labels", data, clients=10, swapped=0.3)
+    assert split.groups.tolist() == [0] * 7 + [1] * 3
+    assert split.relabels == (None,) * 7 + ((1, 0, 3, 2, 4),) * 3  # of five classes the last keeps its name
+    x = np.arange(1000, dtype=np.float32).reshape(-1, 1, 1, 1)  # each input is the place of its sample
+    named = replace(data, x=x[:900], test=replace(data.test, x=x[900:]))
+    population = populate(named, split, Division(test="global"))
+    truth = np.concatenate([data.y, data.test.y])
+    for shard, group in zip(population.shards, split.groups, strict=True):
+        for part in (shard.train, shard.validation, shard.test):
+            original = truth[population.x[part].reshape(-1).astype(int)]
+            assert np.array_equal(population.y[part], np.array([1, 0, 3, 2, 4])[original] if group else original)
+    assert np.array_equal(population.y[population.server.test], data.test.y)  # the published test set stays as it is
+    trained = np.stack([np.bincount(population.y[shard.train], minlength=5) for shard in population.shards])
+    assert np.array_equal(population.label_counts(), trained)
+
+
+def test_labels_are_counted_as_clients_call_them():
+    data = even(1000, 10)
+    split = divided("swapped-labels", data, clients=10, classes=2, swapped=0.5)
+    counts = split.label_counts(data)
+    assert (counts > 0).sum(axis=1).tolist() == [2] * 10
+    swapped = np.arange(10) ^ 1
+    assert np.array_equal(counts[:5] > 0, counts[5:][:, swapped] > 0)
+
+
+def test_at_least_one_client_swaps_and_one_does_not():
+    assert divided("swapped-labels", even(100, 10), clients=4, swapped=0).groups.tolist() == [0, 0, 0, 1]
+    assert divided("swapped-labels", even(100, 10), clients=4, swapped=1).groups.tolist() == [0, 1, 1, 1]
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_the_true_groups_are_known_to_whoever_scores_a_grouping(name):
+    fed = coterie.simulate("digits", name, "mlp", clients=6)
+    assert fed.true_groups.tolist() == [0, 0, 0, 1, 1, 1]
+    scores = coterie.FedAvg(rounds=1, steps=1).fit(fed).summary
+    assert scores["ari"] == 0.0  # one group for all
+
+
+@pytest.mark.parametrize(
+    ("relabels", "message"),
+    [
+        (((1, 0), None), "relabels=.1, 0.: expected for each of 3 classes"),
+        (((1, 0, 3), None), "relabels=.1, 0, 3.: expected for each of 3 classes"),
+        ((None,), "the split has 2 clients but 1 relabels"),
+    ],
+)
+def test_relabels_that_do_not_fit_are_refused(relabels, message):
+    with pytest.raises(DataError, match=message):
+        Split(([0, 1], [2]), relabels=relabels).checked(even(6, 3))
 
 
 # --- AutoCFL ----------------------------------------------------------------------------------------------------------

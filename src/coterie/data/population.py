@@ -168,14 +168,14 @@ def populate(
     if made.repeats and division.validation:
         shared = _nobody_trains_on(indices, division.validation, len(data), generator(seed, "shared validation"))
     shards = []
-    for name, index, transform in zip(made.names, indices, made.transforms, strict=True):
+    for name, index, *change in zip(made.names, indices, made.transforms, made.relabels, strict=True):
         own = _divided(index, division, kind == "own", generator(seed, "division", name), shared)
         tests = own[2] if kind == "own" else _published(data, own[0], kind, generator(seed, "test", name))
-        shards.append(Shard(name, *(pool.places(part, transform) for part in (own[0], own[1], tests))))
+        shards.append(Shard(name, *(pool.places(part, *change) for part in (own[0], own[1], tests))))
     if division.server_from == "test":
         probe = _last_of_each_class(data, division.server_samples)
     everything = np.arange(len(data), len(data) + (0 if data.test is None else len(data.test)))
-    server = Shard("server", pool.places(probe, None), np.empty(0, np.int64), pool.places(everything, None))
+    server = Shard("server", probe, np.empty(0, np.int64), everything)
     augment = division.augment == "crop-flip"
     if augment and data.kind != "image":
         raise SettingsError(f"augment=crop-flip: needs images; {data.name} has inputs of shape {data.shape}")
@@ -346,26 +346,30 @@ def _published(data: Dataset, train: np.ndarray, kind: str, rng: np.random.Gener
 
 
 class _PoolUnderConstruction:
-    """Puts a pool together: training samples, test samples, and copies of those that some client has transformed."""
+    """Puts a pool together: training samples, test samples, and copies of those that some client has changed."""
 
     def __init__(self, data: Dataset) -> None:
         parts = [data] if data.test is None else [data, data.test]
         self.x = [np.concatenate([part.x for part in parts]) if len(parts) > 1 else data.x]
         self.y = [np.concatenate([part.y for part in parts])]
         self.total = len(self.y[0])
-        self.copies: dict[str, np.ndarray] = {}
+        self.copies: dict[tuple[str | None, tuple[int, ...] | None], np.ndarray] = {}
 
-    def places(self, index: np.ndarray, transform: str | None) -> np.ndarray:
-        """The places of samples in the pool, those of their copies if there is a transform; each copy is made once."""
-        if transform is None:
+    def places(self, index: np.ndarray, transform: str | None, relabel: tuple[int, ...] | None) -> np.ndarray:
+        """The places of samples in the pool, those of their copies if a client changes them; each copy is made once.
+
+        Inputs are changed by a transform, and `relabel` [class] says what labels are called.
+        """
+        if transform is None and relabel is None:
             return index
-        known = self.copies.setdefault(transform, np.full(len(self.y[0]), -1, dtype=np.int64))
+        known = self.copies.setdefault((transform, relabel), np.full(len(self.y[0]), -1, dtype=np.int64))
         new = index[known[index] < 0]
         if len(new):
             known[new] = np.arange(self.total, self.total + len(new))
             self.total += len(new)
-            self.x.append(np.ascontiguousarray(TRANSFORMS[transform](self.x[0][new])))
-            self.y.append(self.y[0][new])
+            x, y = self.x[0][new], self.y[0][new]
+            self.x.append(x if transform is None else np.ascontiguousarray(TRANSFORMS[transform](x)))
+            self.y.append(y if relabel is None else np.array(relabel, dtype=y.dtype)[y])
         return known[index]
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray]:

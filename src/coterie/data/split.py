@@ -40,6 +40,9 @@ class Split:
     transforms: tuple[str | None, ...] = ()
     """What is done to the inputs of each client: a name in `TRANSFORMS`, or None."""
 
+    relabels: tuple[tuple[int, ...] | None, ...] = ()
+    """What each client calls the labels, [class], or None where it calls them as the data does."""
+
     names: tuple[str, ...] = ()
     """The names of the clients; by default their numbers."""
 
@@ -50,6 +53,8 @@ class Split:
         indices = tuple(map(_places, self.indices if isinstance(self.indices, Iterable) else [self.indices]))
         object.__setattr__(self, "indices", indices)
         object.__setattr__(self, "transforms", tuple(self.transforms) or (None,) * len(indices))
+        told = (None if names is None else tuple(map(int, names)) for names in self.relabels)
+        object.__setattr__(self, "relabels", tuple(told) or (None,) * len(indices))
         object.__setattr__(self, "names", tuple(map(str, self.names)) or tuple(map(str, range(len(indices)))))
         if self.groups is not None:
             object.__setattr__(self, "groups", np.asarray(self.groups, dtype=np.int64))
@@ -66,14 +71,16 @@ class Split:
         """How often each client has each label, [client, class]."""
         if not data.kind_of_task.one_class:
             raise DataError(f"{data.name}: task={data.task} has no classes to count")
-        return np.stack([np.bincount(data.y[index], minlength=data.classes) for index in self.indices])
+        known = [np.arange(data.classes) if names is None else np.array(names) for names in self.relabels]
+        called = (names[data.y[index]] for names, index in zip(known, self.indices, strict=True))
+        return np.stack([np.bincount(labels, minlength=data.classes) for labels in called])
 
     def checked(self, data: Dataset) -> "Split":
         """The split itself, if it fits this data; otherwise an error that says what is wrong."""
         count = len(self)
         if count == 0:
             raise DataError("the split has no clients")
-        lengths = {"names": len(self.names), "transforms": len(self.transforms)}
+        lengths = {"names": len(self.names), "transforms": len(self.transforms), "relabels": len(self.relabels)}
         if self.groups is not None:
             lengths["groups"] = len(self.groups)
         for field, length in lengths.items():
@@ -99,6 +106,11 @@ class Split:
                 raise DataError(f"{transform} needs images; {data.name} has inputs of shape {data.shape}")
             if transform in ("rotate-90", "rotate-270") and data.shape[-1] != data.shape[-2]:
                 raise DataError(f"{transform} needs square images; {data.name} has {data.shape[-2]}x{data.shape[-1]}")
+        for names in filter(None, set(self.relabels)):
+            if not data.kind_of_task.one_class:
+                raise DataError(f"relabels: {data.name} has no classes (task={data.task})")
+            if len(names) != data.classes or not all(0 <= name < data.classes for name in names):
+                raise DataError(f"relabels={names}: expected for each of {data.classes} classes the one it is called")
         return self
 
     def _refuse_repeats(self, samples: np.ndarray, owners: np.ndarray) -> None:

@@ -10,4 +10,5 @@ from coterie.data.splits.cafa import CAFAChunks, CAFAClasses, CAFAConsecutive, C
 from coterie.data.splits.dirichlet import Dirichlet, Quantity
 from coterie.data.splits.known import Given, Natural, by_samples
 from coterie.data.splits.plain import IID, LabelSkew
+from coterie.data.splits.shifts import RotatedLabelSkew, SwappedLabels
 from coterie.data.splits.slfed import SLFedDist0, SLFedDist1, SLFedDist2, SLFedDist3

@@ -173,3 +173,13 @@ def imbalance(rng: np.random.Generator, sizes: np.ndarray) -> np.ndarray:
     smaller = sizes.copy()
     smaller[chosen] = np.maximum(np.rint(levels * sizes[chosen]), 1)
     return smaller
+
+
+def blocks(clients: int, groups: int) -> np.ndarray:
+    """The group of each client, [client]: blocks of clients whose sizes differ by one at most."""
+    return np.repeat(np.arange(groups), cut(clients, np.ones(groups)))
+
+
+def rotated(groups: np.ndarray, rotations: int) -> tuple[str | None, ...]:
+    """The name of each client's rotation, of so many that are equally far apart, from its group [client]."""
+    return tuple(f"rotate-{angle}" if angle else None for angle in groups * 360 // rotations)

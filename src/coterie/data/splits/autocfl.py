@@ -14,6 +14,7 @@ from coterie.data.dataset import Dataset
 from coterie.data.split import Split, SplitRule, split_rules
 from coterie.data.splits._dealing import (
     Concentration,
+    blocks,
     cut,
     deal,
     imbalance,
@@ -22,6 +23,7 @@ from coterie.data.splits._dealing import (
     numbered_classes,
     require,
     require_samples,
+    rotated,
     softmax,
 )
 from coterie.data.splits.plain import alike
@@ -62,7 +64,7 @@ class AutoCFLLabel(SplitRule):
         """Give every client the same number of samples with its group's labels, then cut some."""
         require_samples(data, self.clients)
         y, available = numbered_classes(data)
-        groups = _blocks(self.clients, len(_LABEL_GROUPS))
+        groups = blocks(self.clients, len(_LABEL_GROUPS))
         shares = _shares(rng, _label_groups(data, len(available))[groups], self.alpha)
         counts = largest_fit(shares, np.full(self.clients, self.samples or len(data)), available)
         if self.samples is not None:
@@ -102,9 +104,9 @@ class AutoCFLInput(SplitRule):
         """Deal samples out to all alike and name each group's rotation."""
         rotations = self.rotations or (2 if data.shape[0] == 1 else 4)
         require(self.clients >= rotations, "clients", self.clients, f"at least {rotations}, one for each rotation")
-        groups = _blocks(self.clients, rotations)
+        groups = blocks(self.clients, rotations)
         indices = alike(data, rng, self.clients, self.samples, self.imbalanced)
-        return Split(indices, groups=groups, transforms=_rotated(groups * 360 // rotations))
+        return Split(indices, groups=groups, transforms=rotated(groups, rotations))
 
 
 @split_rules.register("autocfl-motivation")
@@ -135,7 +137,7 @@ class AutoCFLMotivation(SplitRule):
         """Draw label shares within the groups and deal samples out in Fig. 1's sizes."""
         require_samples(data, self.clients)
         y, available = numbered_classes(data)
-        groups = _blocks(self.clients, 2)
+        groups = blocks(self.clients, 2)
         allowed = np.ones((2, len(available)), dtype=bool)
         if self.shift == "label":
             require(len(available) >= 2, "shift", self.shift, f"{data.name} has one class only")
@@ -146,17 +148,12 @@ class AutoCFLMotivation(SplitRule):
             logger.info(
                 "%s: Fig. 1's sizes are scaled by %.3g to fit %s", self.name, counts.sum() / sizes.sum(), data.name
             )
-        transforms = _rotated(groups * 180) if self.shift == "input" else ()
+        transforms = rotated(groups, 2) if self.shift == "input" else ()
         return Split(deal(rng, y, counts), groups=groups, transforms=transforms)
 
     def _sizes(self, groups: np.ndarray) -> np.ndarray:
         published = _IMBALANCED if self.imbalanced else _NORMAL
         return np.concatenate([np.resize(published[group], (groups == group).sum()) for group in range(2)])
-
-
-def _blocks(clients: int, groups: int) -> np.ndarray:
-    """The group of each client, [client]: blocks of clients whose sizes differ by one at most."""
-    return np.repeat(np.arange(groups), cut(clients, np.ones(groups)))
 
 
 def _label_groups(data: Dataset, classes: int) -> np.ndarray:
@@ -172,8 +169,3 @@ def _shares(rng: np.random.Generator, allowed: np.ndarray, alpha: float | None) 
     if alpha is None:
         return allowed.astype(float)
     return softmax(np.where(allowed, log_dirichlet(rng, alpha, allowed.shape), -np.inf), axis=1)
-
-
-def _rotated(degrees: np.ndarray) -> tuple[str | None, ...]:
-    """The names of the rotations by these degrees, one per client."""
-    return tuple(f"rotate-{angle}" if angle else None for angle in degrees)

@@ -1,5 +1,7 @@
 """Splits that draw no shares: all clients alike, or a fixed number of classes for each."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from coterie.core.fields import Count
@@ -57,20 +59,30 @@ class LabelSkew(SplitRule):
 
     def divide(self, data: Dataset, rng: np.random.Generator) -> Split:
         """Draw the owners of each class and cut it evenly."""
-        require_samples(data, self.clients)
-        y, available = numbered_classes(data)
-        require(self.classes <= len(available), "classes", self.classes, f"{data.name} has {len(available)} classes")
-        owned = self._owned(rng, len(available))
-        counts = np.zeros(owned.shape, dtype=np.int64)
-        used = owned.any(axis=0)
-        counts[:, used] = cut(available[used], owned[:, used].T).T
-        return Split(deal(rng, y, counts))
+        return Split(skewed(data, rng, [self.clients], self.classes))
 
-    def _owned(self, rng: np.random.Generator, classes: int) -> np.ndarray:
-        """Which classes each client owns, [client, class]."""
-        clients = np.arange(self.clients)
-        lots = rng.random((self.clients, classes))
-        lots[clients, clients % classes] = -1  # a client's first class is not left to chance
-        owned = np.zeros(lots.shape, dtype=bool)
-        np.put_along_axis(owned, np.argsort(lots, axis=1)[:, : self.classes], True, axis=1)
-        return owned
+
+def skewed(data: Dataset, rng: np.random.Generator, blocks: Sequence[int], classes: int) -> tuple[np.ndarray, ...]:
+    """Disjoint samples of some classes for each client, every class cut evenly among its owners.
+
+    Clients come in blocks of these sizes, each of which begins with the same sets of classes.
+    """
+    require_samples(data, sum(blocks))
+    y, available = numbered_classes(data)
+    require(classes <= len(available), "classes", classes, f"{data.name} has {len(available)} classes")
+    sets = _owned(rng, max(blocks), len(available), classes)
+    owned = np.concatenate([sets[:size] for size in blocks])
+    counts = np.zeros(owned.shape, dtype=np.int64)
+    used = owned.any(axis=0)
+    counts[:, used] = cut(available[used], owned[:, used].T).T
+    return deal(rng, y, counts)
+
+
+def _owned(rng: np.random.Generator, clients: int, classes: int, each: int) -> np.ndarray:
+    """Which classes each client owns, `each` of them, [client, class]."""
+    numbers = np.arange(clients)
+    lots = rng.random((clients, classes))
+    lots[numbers, numbers % classes] = -1  # a client's first class is not left to chance
+    owned = np.zeros(lots.shape, dtype=bool)
+    np.put_along_axis(owned, np.argsort(lots, axis=1)[:, :each], True, axis=1)
+    return owned
