@@ -13,7 +13,7 @@ from torch import Tensor
 from coterie.core.arrays import as_counts, as_square
 from coterie.core.errors import SettingsError
 from coterie.moves.grouping import Grouping
-from coterie.nets.stacks import Changes, Models, distances
+from coterie.nets.stacks import Changes, Models, cosines, distances
 
 
 def by_samples(samples: Any, membership: Any = None) -> Tensor:
@@ -72,6 +72,32 @@ def personal(similarity: Any, own: float = 1.0) -> Tensor:
     if not (similarity.sum(axis=1) > 0).all():
         raise SettingsError(f"own={own}: a client that has chosen nobody needs a weight for itself above 0")
     return torch.from_numpy(similarity / similarity.sum(axis=1, keepdims=True))
+
+
+def attention(rows: Tensor, counted: Tensor, alpha: float, sigma: float) -> Tensor:
+    """Each client's own mix [client, client]: another counts the more, the nearer its model is (FedAMP, Eq. 4).
+
+    It counts alpha A'(d^2) with A(x) = 1 - exp(-x / sigma), for the Euclidean distance d of the models `rows` [client,
+    number], and the rest is the client's own. Where others would count more than 1 together, they are scaled down to
+    1: with a longer step along the gradient of A a client would go beyond them. Clients that are not `counted` [client]
+    count for nobody but themselves.
+    """
+    others = alpha / sigma * torch.exp(-distances(rows).cpu().square() / sigma)
+    others = others * counted.to(others) * (1 - torch.eye(len(others), dtype=others.dtype))
+    others = others / others.sum(dim=1, keepdim=True).clamp(min=1)
+    return others + torch.diag(1 - others.sum(dim=1))
+
+
+def attention_by_angle(rows: Tensor, counted: Tensor, own: float, sigma: float) -> Tensor:
+    """Each client's own mix [client, client]: itself by `own`, others in proportion to exp(sigma cos) (HeurFedAMP).
+
+    The cosine is that of the models `rows` [client, number]. Clients that are not `counted` [client] count for nobody
+    but themselves; where nobody else is counted, a client's mix is its own model.
+    """
+    scores = sigma * cosines(rows).cpu()
+    excluded = torch.eye(len(scores), dtype=torch.bool) | ~counted.bool()
+    others = scores.masked_fill(excluded, -torch.inf).softmax(dim=1).nan_to_num(0) * (1 - own)
+    return others + torch.diag(1 - others.sum(dim=1))
 
 
 def clipped(weights: Any, distance: Any, limit: float) -> Tensor:
