@@ -163,6 +163,7 @@ RESUMED = {
     "fedbn": {},
     "fedbabu": {"tune_epochs": 2.0},
     "fedamp": {},
+    "fedfomo": {"downloads": 2},
     "ifca": {},
     "fedem": {},
     "per-fedavg": {},

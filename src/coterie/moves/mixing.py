@@ -100,6 +100,17 @@ def attention_by_angle(rows: Tensor, counted: Tensor, own: float, sigma: float) 
     return others + torch.diag(1 - others.sum(dim=1))
 
 
+def first_order(before: Tensor, losses: Tensor, distance: Tensor) -> Tensor:
+    """How much each of several models would lower a client's loss, by unit of distance, [client, model] (FedFomo).
+
+    `before` [client] is the loss of the client's model, `losses` [client, model] are those of the others, and
+    `distance` [client, model] says how far these are from it. A model that is where the client's is, or whose loss is
+    not a number, counts 0.
+    """
+    gain = (before[:, None] - losses) / torch.where(distance > 0, distance, torch.inf)
+    return gain.nan_to_num(nan=0, posinf=0, neginf=0)
+
+
 def clipped(weights: Any, distance: Any, limit: float) -> Tensor:
     """Each client's own mix [client, client] with others brought nearer to it, none farther away than `limit`.
 
