@@ -175,6 +175,8 @@ METHODS = {
     "fedper": {},
     "fedbn": {},
     "fedbabu": {"tune_epochs": 2.0},
+    "fedamp": {"participation": 0.7},
+    "fedfomo": {"downloads": 1},
     "ifca": {"clusters": 2, "init_retry": 1},
     "fesem": {"clusters": 2, "participation": 0.7},
     "cfl": {"warmup": 1, "mean_norm": 2.0, "client_norm": 0.0, "gamma": None},

@@ -34,6 +34,8 @@ METHODS = {
     "fedper": {},
     "fedbn": {},
     "fedbabu": {"tune_epochs": 2.0},
+    "fedamp": {},
+    "fedfomo": {"downloads": 2},
 }
 EVERY = pytest.mark.parametrize("name", METHODS)
 
@@ -156,7 +158,7 @@ def test_permuting_clients_permutes_the_result(name):
 
 # Running statistics
 
-OWN_PARTS = {"lg-fedavg", "ditto", "fedrep", "fedper", "fedbn", "fedbabu"}
+OWN_PARTS = {"lg-fedavg", "ditto", "fedrep", "fedper", "fedbn", "fedbabu", "fedamp", "fedfomo"}
 ONE_MODEL = [name for name in METHODS if name not in OWN_PARTS]
 
 

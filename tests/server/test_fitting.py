@@ -162,6 +162,8 @@ RESUMED = {
     "fedper": {},
     "fedbn": {},
     "fedbabu": {"tune_epochs": 2.0},
+    "fedamp": {},
+    "fedfomo": {"downloads": 2},
     "ifca": {},
     "fedem": {},
     "per-fedavg": {},

@@ -358,11 +358,17 @@ class Clients:
         """
         if models.shape[1] == 1:
             return torch.zeros(len(self), dtype=torch.int64)
+        return self.mean_losses(models, on).nan_to_num(nan=torch.inf).argmin(dim=1)
+
+    def mean_losses(self, models: Models, on: str = "train") -> Tensor:
+        """The mean loss of several models per client on its own data, [client, model], on the host.
+
+        A client that has no samples in the part `on` goes by its training data.
+        """
         result = self._evaluated(models, on)
-        loss = result.loss
-        if on != "train" and not (result.samples > 0).all():
-            loss = torch.where(result.samples[:, None] > 0, loss, self._evaluated(models, "train").loss)
-        return loss.nan_to_num(nan=torch.inf).argmin(dim=1)
+        if on == "train" or (result.samples > 0).all():
+            return result.loss
+        return torch.where(result.samples[:, None] > 0, result.loss, self._evaluated(models, "train").loss)
 
     def _evaluated(self, models: Models, on: str) -> Evaluation:
         """What `evaluate` gives; a client that is computed alone remembers it for the next time it is asked.

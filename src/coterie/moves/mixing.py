@@ -17,7 +17,7 @@ from torch import Tensor
 from coterie.core.arrays import as_counts, as_square
 from coterie.core.errors import SettingsError
 from coterie.moves.grouping import Grouping
-from coterie.nets.stacks import Changes, Models, distances
+from coterie.nets.stacks import Changes, Models, cosines, distances
 
 
 def by_samples(samples: Any, membership: Any = None) -> Tensor:
@@ -92,6 +92,43 @@ def personal(similarity: Any, own: float = 1.0) -> Tensor:
     if not (similarity.sum(axis=1) > 0).all():
         raise SettingsError(f"own={own}: a client that has chosen nobody needs a weight for itself above 0")
     return torch.from_numpy(similarity / similarity.sum(axis=1, keepdims=True))
+
+
+def attention(rows: Tensor, counted: Tensor, alpha: float, sigma: float) -> Tensor:
+    """Each client's own mix [client, client]: another counts the more, the nearer its model is (FedAMP, Eq. 4).
+
+    It counts alpha A'(d^2) with A(x) = 1 - exp(-x / sigma), for the Euclidean distance d of the models `rows` [client,
+    number], and the rest is the client's own. Where others would count more than 1 together, they are scaled down to
+    1: with a longer step along the gradient of A a client would go beyond them. Clients that are not `counted` [client]
+    count for nobody but themselves.
+    """
+    others = alpha / sigma * torch.exp(-distances(rows).cpu().square() / sigma)
+    others = others * counted.to(others) * (1 - torch.eye(len(others), dtype=others.dtype))
+    others = others / others.sum(dim=1, keepdim=True).clamp(min=1)
+    return others + torch.diag(1 - others.sum(dim=1))
+
+
+def attention_by_angle(rows: Tensor, counted: Tensor, own: float, sigma: float) -> Tensor:
+    """Each client's own mix [client, client]: itself by `own`, others in proportion to exp(sigma cos) (HeurFedAMP).
+
+    The cosine is that of the models `rows` [client, number]. Clients that are not `counted` [client] count for nobody
+    but themselves; where nobody else is counted, a client's mix is its own model.
+    """
+    scores = sigma * cosines(rows).cpu()
+    excluded = torch.eye(len(scores), dtype=torch.bool) | ~counted.bool()
+    others = scores.masked_fill(excluded, -torch.inf).softmax(dim=1).nan_to_num(0) * (1 - own)
+    return others + torch.diag(1 - others.sum(dim=1))
+
+
+def first_order(before: Tensor, losses: Tensor, distance: Tensor) -> Tensor:
+    """How much each of several models would lower a client's loss, by unit of distance, [client, model] (FedFomo).
+
+    `before` [client] is the loss of the client's model, `losses` [client, model] are those of the others, and
+    `distance` [client, model] says how far these are from it. A model that is where the client's is, or whose loss is
+    not a number, counts 0.
+    """
+    gain = (before[:, None] - losses) / torch.where(distance > 0, distance, torch.inf)
+    return gain.nan_to_num(nan=0, posinf=0, neginf=0)
 
 
 def clipped(weights: Any, distance: Any, limit: float) -> Tensor:

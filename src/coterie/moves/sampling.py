@@ -51,6 +51,17 @@ def by_size(clients: np.ndarray, sizes: Any, count: int, rng: np.random.Generato
     return tuple(np.unique(drawn, return_counts=True))  # type: ignore[return-value]
 
 
+def epsilon_greedy(values: Any, count: int, epsilon: float, rng: np.random.Generator) -> np.ndarray:
+    """`count` different places: each the best that is left by its value [place] or, with chance `epsilon`, any.
+
+    Among equals it is drawn which comes first.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    left = np.lexsort((rng.random(len(values)), -values)).tolist()
+    drawn = [left.pop(int(rng.integers(len(left))) if rng.random() < epsilon else 0) for _ in range(count)]
+    return np.array(drawn, dtype=np.int64)
+
+
 def stratified(
     groups: Any,
     count: int,

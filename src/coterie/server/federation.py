@@ -276,18 +276,19 @@ class Federation:
     # Values that the server has of every client; there may be more clients in every round
 
     def grown(self, values: Any, otherwise: float = 0, axis: int = 0) -> Any:
-        """Values of all clients along an axis; those that have joined since get `otherwise`, or a change of 0."""
-        if isinstance(values, Changes):
-            return Changes(values.net, self.grown(values.parameters))
+        """Values of all clients along an axis; those that have joined since get `otherwise`, or a stack's row of 0."""
+        if isinstance(values, Stack):
+            return type(values)(values.net, *map(self.grown, values.tensors))
         shape = list(values.shape)
         shape[axis] = len(self.names) - shape[axis]
         return torch.cat([values, values.new_full(shape, otherwise)], dim=axis)
 
     def updated(self, values: Any, clients: np.ndarray, rows: Any, otherwise: float = 0) -> Any:
         """Values of all clients [client, ...], lengthened as by `grown`, in which some clients have new `rows`."""
+        if isinstance(values, Stack):
+            pairs = zip(values.tensors, rows.tensors, strict=True)
+            return type(values)(values.net, *(self.updated(old, clients, new) for old, new in pairs))
         values = self.grown(values, otherwise)
-        if isinstance(values, Changes):
-            return Changes(values.net, self.updated(values.parameters, clients, rows.parameters))
         values = values.clone()
         values[torch.from_numpy(clients)] = torch.as_tensor(rows).to(values)
         return values
