@@ -34,6 +34,7 @@ METHODS = {
     "fedper": {},
     "fedbn": {},
     "fedbabu": {"tune_epochs": 2.0},
+    "fedlc": {},
 }
 EVERY = pytest.mark.parametrize("name", METHODS)
 

@@ -162,6 +162,7 @@ RESUMED = {
     "fedper": {},
     "fedbn": {},
     "fedbabu": {"tune_epochs": 2.0},
+    "fedlc": {},
     "ifca": {},
     "fedem": {},
     "per-fedavg": {},

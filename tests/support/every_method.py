@@ -29,6 +29,7 @@ METHODS = {
     "fedper": {},
     "fedbn": {},
     "fedbabu": {"tune_epochs": 2.0},
+    "fedlc": {"tau": 0.5},
     "fesem": {"clusters": 2, "layer": "head"},
     "cfl": {"warmup": 1, "mean_norm": 2.0, "client_norm": 0.0, "gamma": None},
     "fl-hc": {"cluster_round": 2, "distance": "cosine", "linkage": "average"},
