@@ -36,6 +36,7 @@ METHODS = {
     "fedbabu": {"tune_epochs": 2.0},
     "fedamp": {},
     "fedfomo": {"downloads": 2},
+    "fedlc": {},
 }
 EVERY = pytest.mark.parametrize("name", METHODS)
 

@@ -422,3 +422,24 @@ def test_tied_weights_are_one_set_of_parameters():
     views = net.parameters.views(parameters)
     hidden = torch.tanh(x @ views["0.weight"].T) @ views["0.weight"].T
     assert torch.allclose(output, hidden @ views["3.weight"].T + views["3.bias"], atol=1e-12)
+
+
+def ending_in(*layers):
+    """A net whose layers are these."""
+    return make_net(lambda shape, classes: nn.Sequential(*layers), (5,), 3)
+
+
+def test_features_are_what_the_last_layer_gets():
+    assert ending_in(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).features == 4
+    assert ending_in(nn.Linear(5, 3)).features == 5
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [(nn.Linear(5, 3), nn.Tanh()), (nn.Linear(5, 3), nn.LayerNorm(3)), (nn.Unflatten(1, (5, 1)), nn.Conv1d(5, 3, 1))],
+    ids=["more behind it", "not linear", "not of a vector"],
+)
+def test_a_net_that_does_not_end_in_a_linear_layer_has_no_features(layers):
+    made = ending_in(*layers, nn.Flatten())
+    with pytest.raises(SettingsError, match=r"its last layer, \d, is not linear"):
+        made.features  # noqa: B018

@@ -164,6 +164,7 @@ RESUMED = {
     "fedbabu": {"tune_epochs": 2.0},
     "fedamp": {},
     "fedfomo": {"downloads": 2},
+    "fedlc": {},
     "ifca": {},
     "fedem": {},
     "per-fedavg": {},

@@ -48,6 +48,11 @@ def options_of(here):
         "epochs per client": {"epochs": [2.5, 0.4, 1, 3]},
         "epochs with none": {"epochs": torch.tensor([2.5, 1.0, 1.0, 3.0])},
         "sample weights": {"sample_weights": torch.from_numpy(rng.uniform(0, 2, (4, 12)))},
+        "extras": {
+            "objective": with_extras,
+            "beside": {"head": torch.from_numpy(rng.normal(size=(4, 3, 6))), "shift": torch.zeros(4)},
+            "carried": {"mean": torch.zeros(4), "margin": torch.from_numpy(rng.normal(size=(4, 3)))},
+        },
     }
 
 
@@ -81,6 +86,18 @@ def noisy(model, batch, key):
 def three(model, batches, key):
     """Three batches, of which two are seen by the net."""
     return sum(inner_loss(batch)(model) for batch in batches[:2]) + 0 * batches[2].x.sum()
+
+
+def with_extras(model, batch, key):
+    """A second head that is trained beside the model, on features that it does not move, and a mean that is carried."""
+    features, outputs = model.with_features(batch)
+    mean = 0.5 * model.carried["mean"] + 0.5 * batch.mean(features.mean(dim=1))
+    model.carried["mean"] = mean.detach()
+    personal = outputs.detach() + features.detach() @ model.beside["head"].mT + model.beside["shift"]
+    losses = (
+        F.cross_entropy(each, batch.y, reduction="none") for each in (outputs - model.carried["margin"], personal)
+    )
+    return sum(map(batch.mean, losses)) + 0.1 * mean.square()
 
 
 NAMES = list(options_of(world(everything, shape=IMAGES)))

@@ -68,6 +68,9 @@ def agree(here, local=LOCAL, **options):
     close(together.models.buffers, loop.models.buffers, WITHIN)
     close(together.loss, loop.loss, WITHIN)
     assert torch.equal(together.steps, loop.steps)
+    for ours, theirs in ((together.beside, loop.beside), (together.carried, loop.carried)):
+        assert ours.keys() == theirs.keys()
+        assert all(close(ours[name], theirs[name], WITHIN) is None for name in theirs)
     assert (loop.models.parameters != here.models().parameters).any(dim=1).all()
 
 

@@ -52,6 +52,8 @@ def agree(here, local=LOCAL, rounds=2, **options):
             close(found.models.parameters, reference.models.parameters, WITHIN)
             close(found.models.buffers, reference.models.buffers, WITHIN)
             close(found.loss, reference.loss, WITHIN)
+            for name, value in (reference.beside | reference.carried).items():
+                close((found.beside | found.carried)[name], value, WITHIN)
             if form.name == "branch":
                 assert torch.equal(found.models.parameters, reference.models.parameters)
 

@@ -525,3 +525,61 @@ def test_a_mean_that_counts_padding_is_refused(form):
     here = world(mlp)
     with pytest.raises(CoterieError, match=r"return one loss for each sample.*batch.mean"):
         here.clients(form).train(here.models(), LocalTraining(steps=1), objective=its_own_mean)
+
+
+# What is beside a model, and what is carried
+
+
+def beside_a_parabola(model, batch, key):
+    """a/2 (w - c)^2, and (v - 3)^2 / 2 for the number beside the model; steps are counted."""
+    model.carried["steps"] = model.carried["steps"] + 1
+    return quadratic(model, batch, key) + 0.5 * (model.beside["v"] - model.carried["place"]).square()
+
+
+def with_a_number_beside(form, **options):
+    here = quadratics([(1, 1)], [(1, 1)] * 2)
+    told = {"beside": {"v": torch.zeros(2)}, "carried": {"steps": torch.zeros(2), "place": torch.tensor([3.0, 3.0])}}
+    given = {name: options.pop(name) for name in ("pull", "anchor", "push", "trains") if name in options}
+    local = LocalTraining(**{"epochs": 2, "batch": 1, "rate": 0.1} | options)
+    found = here.clients(form).train(at(here, 0.0, 0.0), local, objective=beside_a_parabola, **told, **given)
+    assert found.models.parameters.shape == (2, 1)
+    assert found.models.buffers.shape == (2, 0)
+    assert found.carried["steps"].tolist() == [2, 4]
+    assert found.carried["place"].tolist() == [3, 3]
+    return found.models.parameters[:, 0].tolist(), found.beside["v"].tolist()
+
+
+def test_what_is_beside_a_model_is_trained_with_it(form):
+    # Steps of a tenth of the distance: 1 - .9^k to 1 and 3 - 3 * .9^k to 3, after two and after four steps.
+    w, v = with_a_number_beside(form)
+    assert w == pytest.approx([0.19, 0.3439], abs=1e-12)
+    assert v == pytest.approx([0.57, 1.0317], abs=1e-12)
+
+
+def test_terms_are_of_the_model_alone(form):
+    here = quadratics([(1, 1)], [(1, 1)] * 2)
+    terms = {"pull": 1.0, "anchor": at(here, 5.0, 5.0), "push": at(here, 1.0, 1.0) - at(here, 0.0, 0.0)}
+    w, v = with_a_number_beside(form, **terms)
+    # w + (w - 1) + (w - 5) is 0 at 2.5 after the push: every step goes a fifth of the way.
+    assert w == pytest.approx([2.5 * (1 - 0.8**2), 2.5 * (1 - 0.8**4)], abs=1e-12)
+    assert v == pytest.approx([0.57, 1.0317], abs=1e-12)
+
+
+def test_what_is_beside_is_trained_also_where_the_model_is_not(form):
+    w, v = with_a_number_beside(form, trains="none")
+    assert w == [0, 0]
+    assert v == pytest.approx([0.57, 1.0317], abs=1e-12)
+
+
+def test_model_and_what_is_beside_it_are_clipped_apart(form):
+    # The gradients are -1 and -3 and then -.9 and -2.8: together they would be clipped to a length of 2, not alone.
+    w, v = with_a_number_beside(form, clip=2.0)
+    assert w[0] == pytest.approx(0.19, abs=1e-6)
+    assert v[0] == pytest.approx(0.4, abs=1e-6)
+
+
+def test_momentum_is_of_both(form):
+    # Velocities -1 and -1.4, of v -3 and -4.2.
+    w, v = with_a_number_beside(form, momentum=0.5)
+    assert w[0] == pytest.approx(0.24, abs=1e-12)
+    assert v[0] == pytest.approx(0.72, abs=1e-12)

@@ -10,7 +10,7 @@ computed alone remembers how several models last did on its data (`best_fit`).
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -30,7 +30,7 @@ from coterie.nets.stacks import Changes, Models, Stack
 from coterie.training.evaluation import EvaluationJob, predictions, rank_and_loss, rows_at_once
 from coterie.training.forms import Form
 from coterie.training.local import LocalTraining
-from coterie.training.loop import Objective, Terms, Track, Trained, TrainingJob, task_loss
+from coterie.training.loop import Extras, Objective, Terms, Track, Trained, TrainingJob, task_loss
 from coterie.training.priors import log_prior
 
 
@@ -254,12 +254,17 @@ class Clients:
         trains: str | Iterable[str] = "all",
         objective: Objective = task_loss,
         sample_weights: Tensor | None = None,
+        beside: Mapping[str, Tensor] | None = None,
+        carried: Mapping[str, Tensor] | None = None,
     ) -> Trained:
         """Train one model per client on the client's own training samples.
 
         `epochs` [client] replaces the epochs in `local`. `pull * (model - anchor) + push` is added to the gradient; the
         anchor is the start unless another is given. Only the part of the net that `trains` names moves.
-        `sample_weights` [client, sample] weigh the samples in the objective. Models may be of another net than the
+        `sample_weights` [client, sample] weigh the samples in the objective. Tensors [client, ...] that are `beside`
+        the models are trained with them, at the same rate, if the objective makes something of them; those that are
+        `carried` are what the objective is told, and what it hands on from step to step. Both come back with the
+        models. Pull, push and `trains` are of the models alone. Models may be of another net than the
         federation's, such as a GAN: their training counts neither as steps nor as a round of the client, and can happen
         once in a round, because its draws are keyed by the round and the net alone.
         """
@@ -273,7 +278,12 @@ class Clients:
         calls = self._training_call().tolist() if own else [start.net.name] * len(self)
         keys = [(*purpose, name, call) for name, call in zip(self.names, calls, strict=True)]
         tracks = self._tracks(keys, local, epochs, local.own_prior if own else 0.0)
-        trained = self._train(TrainingJob(self._pool, tracks, start, terms, objective, sample_weights))
+        beside, carried = beside or {}, carried or {}
+        extras = Extras.of(beside, carried)
+        if extras:
+            start = Extras.joined(start, beside, carried)
+            terms = terms.widened(start.parameters.shape[1] - start.net.parameters.total)
+        trained = self._train(TrainingJob(self._pool, tracks, start, terms, objective, sample_weights, extras))
         if not own:
             return trained
         self._add("_steps", torch.tensor([track.steps for track in tracks]))
@@ -315,9 +325,14 @@ class Clients:
 
     def _train(self, job: TrainingJob) -> Trained:
         models, losses = self._form.train(job)
+        beside: Mapping[str, Tensor] = {}
+        carried: Mapping[str, Tensor] = {}
+        if job.extras:
+            *tensors, beside, carried = job.extras.split(models.net, *models.tensors)
+            models = Models(models.net, *tensors)
         # As float64: whole numbers would make torch compute `steps * rate` in float32, whatever the models are in.
         steps = torch.tensor([track.steps for track in job.tracks], dtype=torch.float64, device=job.pool.device)
-        return Trained(models, steps, losses, self.sizes)
+        return Trained(models, steps, losses, self.sizes, beside, carried)
 
     # Evaluating and describing
 

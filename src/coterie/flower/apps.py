@@ -287,6 +287,8 @@ class AppClients(Clients):
         trains: str | Iterable[str] = "all",
         objective: Objective = task_loss,
         sample_weights: Tensor | None = None,
+        beside: Mapping[str, Tensor] | None = None,
+        carried: Mapping[str, Tensor] | None = None,
     ) -> Any:
         """Let the app's train handler train. What the method wishes (rate, epochs, ...) stands in its configuration."""
         beyond = {
@@ -295,6 +297,7 @@ class AppClients(Clients):
             "training of a part of the model": trains != "all",
             "another objective than their own": objective is not task_loss,
             "weights of samples": sample_weights is not None,
+            "numbers beside the model": bool(beside or carried),
             "training without clients' own priors": local.prior == "own",
         }
         for what, needed in beyond.items():

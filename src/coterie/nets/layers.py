@@ -47,6 +47,8 @@ class Pass:
     """How many times layers have drawn noise in this pass: each time it is another one."""
     stacked: bool = False
     """Whether a stack of models runs at once, under `vmap`."""
+    features: Tensor | None = None
+    """What the net's last layer got in this pass."""
 
     def noise(self, *shape: int) -> Tensor:
         """Draw uniform numbers in [0, 1) of this shape, other ones with each call."""
@@ -74,6 +76,11 @@ def passing(current: Pass) -> Iterator[None]:
         yield
     finally:
         _local.current = before
+
+
+def note_features(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    """Let the current pass know what a layer gets: a hook of the net's last layer."""
+    _local.current.features = inputs[0]
 
 
 class BatchNorm(nn.Module):

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from coterie.core.errors import DataError, SettingsError
 from coterie.core.randomness import torch_generator
 from coterie.data.tasks import TASKS, Task
-from coterie.nets.layers import BatchNorm, GroupNorm, Pass, adopt, as_stock, passing
+from coterie.nets.layers import BatchNorm, GroupNorm, Pass, adopt, as_stock, note_features, passing
 
 Factory = Callable[..., nn.Module]
 """Builds a module for inputs of a shape and a number of outputs, one for each class. If inputs are token ids and it has
@@ -181,6 +181,7 @@ class Net:
         self.module.requires_grad_(False)
         tensors = dict(self.module.named_parameters()) | dict(self.module.named_buffers())
         self.constants = {n: tensors[n] for n in (*still, *known)}
+        self._last.register_forward_pre_hook(note_features)
 
     def build(self, generator: torch.Generator) -> nn.Module:
         """A fresh module from the factory, which initialises itself by its own rules from this generator."""
@@ -313,6 +314,21 @@ class Net:
     def layers(self) -> tuple[str, ...]:
         """The names of the modules that own trained parameters, in the order of the net."""
         return tuple(dict.fromkeys(map(_owner, self.parameters.names)))
+
+    @property
+    def _last(self) -> nn.Module:
+        return self.module.get_submodule(self.layers[-1])
+
+    @cached_property
+    def features(self) -> int:
+        """How many features a sample has: what the last layer gets, which must be linear and give the outputs."""
+        current, blank = Pass(), self._blank(1).to(self.device)
+        with torch.no_grad(), passing(current):
+            output = self.module.eval()(blank if self.vocabulary else blank.to(self.dtype))
+            found, fits = current.features, type(self._last) is nn.Linear
+            if fits and found is not None and found.dim() == 2 and torch.allclose(self._last(found), output):
+                return found.shape[1]
+        raise SettingsError(f"net {self.name}: its last layer, {self.layers[-1]}, is not linear or not the end of it")
 
     @property
     def batch_norms(self) -> Sequence[str]:

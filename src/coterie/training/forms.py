@@ -34,6 +34,7 @@ from coterie.training.graphs import Recorder
 from coterie.training.loop import (
     Batch,
     Bundle,
+    Extras,
     GradientFunction,
     Gradients,
     LocalModel,
@@ -117,18 +118,25 @@ class Form(ABC):
             self._recorder = Recorder()
         return self._recorder
 
-    def loss_function(self, net: Net, objective: Objective):  # type: ignore[no-untyped-def]
-        """The objective of one client as a function of flat vectors, for autograd."""
+    def loss_function(self, net: Net, objective: Objective, extras: Extras):  # type: ignore[no-untyped-def]
+        """The objective of one client as a function of flat vectors, which `extras` lengthen, for autograd."""
         several = getattr(objective, "batches", 1) > 1
 
         def loss(
             parameters: Tensor, buffers: Tensor, batches: tuple[BatchTensors, ...], key: Tensor
         ) -> tuple[Tensor, Tensor]:
-            model = LocalModel(net, parameters, buffers, Pass(training=True, key=key, stacked=self.stacked))
+            current = Pass(training=True, key=key, stacked=self.stacked)
+            if extras:
+                parameters, buffers, beside, carried = extras.split(net, parameters, buffers)
+                model = LocalModel(net, parameters, buffers, current)
+                model.beside, model.carried = beside, carried
+            else:
+                model = LocalModel(net, parameters, buffers, current)
             given = tuple(Batch(**tensors) for tensors in batches)
             with self.casting(net):
                 value = _averaged(objective(model, given if several else given[0], key), given)
-            return value.to(net.dtype), model.buffers
+            after = [model.carried[name].detach().reshape(-1) for name, _ in extras.carried]
+            return value.to(net.dtype), torch.cat([model.buffers, *after]) if after else model.buffers
 
         return loss
 
@@ -146,12 +154,12 @@ class Loop(Form):
 
     def _alone(self, job: TrainingJob) -> Iterator[Bundle]:
         """Each track as a bundle of its own, made when it is asked for."""
-        gradients = self.gradients(job.start.net, job.objective)
+        gradients = self.gradients(job.start.net, job.objective, job.extras)
         return (Bundle(job, gradients, [track]) for track in range(len(job.tracks)))
 
-    def gradients(self, net: Net, objective: Objective) -> GradientFunction:
+    def gradients(self, net: Net, objective: Objective, extras: Extras) -> GradientFunction:
         """The gradient of one client alone, which stands in the first and only row."""
-        loss = self.loss_function(net, objective)
+        loss = self.loss_function(net, objective, extras)
 
         def gradients(parameters: Tensor, buffers: Tensor, batches: tuple[Batch, ...], keys: Tensor) -> Gradients:
             leaf = parameters[0].detach().requires_grad_()
@@ -211,11 +219,12 @@ class Vectorised(Form):
     def _whole(self, job: TrainingJob) -> Bundle:
         """All tracks as one bundle; a track alone takes plain kernels, which are faster."""
         form = Loop(self.half) if len(job.tracks) == 1 else self
-        return Bundle(job, form.gradients(job.start.net, job.objective), range(len(job.tracks)))
+        return Bundle(job, form.gradients(job.start.net, job.objective, job.extras), range(len(job.tracks)))
 
     def _in_stacks(self, job: TrainingJob) -> tuple[Models, Tensor]:
         """Train the tracks in stacks of 16, one after another, as a strict form does."""
-        recorder, gradients = self.recorder_on(job.pool.device), self.gradients(job.start.net, job.objective)
+        recorder = self.recorder_on(job.pool.device)
+        gradients = self.gradients(job.start.net, job.objective, job.extras)
         stacks = _stacks(job.tracks)
         found = []
         for stack in stacks:
@@ -227,9 +236,9 @@ class Vectorised(Form):
         where[[track for chosen, _ in stacks for track in chosen]] = torch.arange(len(losses))
         return models[where.to(losses.device)], losses[where.to(losses.device)]
 
-    def gradients(self, net: Net, objective: Objective) -> GradientFunction:
+    def gradients(self, net: Net, objective: Objective, extras: Extras) -> GradientFunction:
         """The gradients of many clients, each in its row."""
-        loss = self.loss_function(net, objective)
+        loss = self.loss_function(net, objective, extras)
         stacked, differentiated = vmap(loss), vmap(grad_and_value(loss, has_aux=True))
 
         def inside(parameters: Tensor, buffers: Tensor, batches: tuple[Batch, ...], keys: Tensor) -> Gradients:

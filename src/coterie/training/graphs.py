@@ -92,6 +92,7 @@ class Recorder:
         kind = (
             shape,
             objective_key(objective),
+            bundle.extras,
             id(stepper.pool),
             id(stepper.net),
             stepper.trains is not None,

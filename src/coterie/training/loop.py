@@ -3,15 +3,16 @@
 The loop trains a stack of models, one per client, each on its own client's samples. A client in the loop is a *track*,
 and tracks that take their steps together are a *bundle*. The loop knows nothing of methods: FedProx, SCAFFOLD, FedDyn
 and others differ in two terms of the gradient, a *pull* towards a model, the *anchor*, and a *push*, a constant vector;
-others differ in the *objective*, a function written for one client.
+others differ in the *objective*, a function written for one client. What an objective needs besides the model is in
+*extras*: numbers that are trained beside it, such as a second head, and numbers that it carries from step to step.
 
 How a gradient is computed, for one client alone or for many at once, is the business of the *form*
 (`coterie.training.forms`). Everything else (the order of samples, terms, clipping, momentum) happens here, once, so
 that all forms do the same.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import ceil
 from typing import Any, ClassVar, Protocol
@@ -19,6 +20,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from coterie.core.randomness import draw_key, generator, generators
 from coterie.data.population import Pool
@@ -69,6 +71,10 @@ class LocalModel:
         self, net: Net, parameters: Tensor, buffers: Tensor, current: Pass, views: Iterator[int] | None = None
     ) -> None:
         self.net, self.parameters, self.buffers, self.current = net, parameters, buffers, current
+        self.beside: dict[str, Tensor] = {}
+        """Numbers that are trained beside the model, by name (see `Clients.train`)."""
+        self.carried: dict[str, Tensor] = {}
+        """Numbers that the objective reads and, if it puts others in their place, finds in its next step."""
         self._views = views or count(1)
 
     def __call__(self, inputs: Batch | Any, *more: Any) -> Any:
@@ -81,13 +87,21 @@ class LocalModel:
         output, self.buffers = self.net(self.parameters, self.buffers, (inputs, *more), current)
         return output if prior is None else output + prior
 
+    def with_features(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """What the net's last layer gets [row, feature], and what it makes of it: the outputs, as a call gives them."""
+        outputs = self(batch)
+        assert self.current.features is not None
+        return self.current.features, outputs
+
     def at(self, parameters: Tensor) -> "LocalModel":
         """A view of this model at other parameters; its noise, and what it does to buffers, are its own."""
         return self._view(parameters, next(self._views))
 
     def _view(self, parameters: Tensor, number: int) -> "LocalModel":
         # All views draw from one sequence. Each begins far behind the one before: no net has 2^16 layers that draw.
-        return LocalModel(self.net, parameters, self.buffers, replace(self.current, draws=number << 16), self._views)
+        view = LocalModel(self.net, parameters, self.buffers, replace(self.current, draws=number << 16), self._views)
+        view.beside, view.carried = self.beside, self.carried
+        return view
 
     def gradient(self, loss: Callable[["LocalModel"], Tensor]) -> Tensor:
         """The gradient of a loss at the current parameters, [P], itself differentiable. Buffers do not change."""
@@ -129,6 +143,53 @@ def task_loss(model: LocalModel, batch: Batch, key: Tensor) -> Tensor:
     return batch.mean(model.net.task.losses(model(batch), batch.y))
 
 
+Named = Mapping[str, Tensor]
+"""Tensors by name, with a row for each client."""
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What the rows of a training hold besides a model: names, and the shapes of what each client has.
+
+    In the loop they lengthen the rows: `beside` those of parameters, `carried` those of buffers.
+    """
+
+    beside: tuple[tuple[str, torch.Size], ...] = ()
+    carried: tuple[tuple[str, torch.Size], ...] = ()
+
+    @classmethod
+    def of(cls, beside: Named, carried: Named) -> "Extras":
+        """The names and shapes of these."""
+        return cls(*(tuple((name, rows.shape[1:]) for name, rows in one.items()) for one in (beside, carried)))
+
+    def __bool__(self) -> bool:
+        return bool(self.beside or self.carried)
+
+    @staticmethod
+    def joined(start: Models, beside: Named, carried: Named) -> Models:
+        """Rows of models [client], lengthened."""
+        rows = ((start.parameters, beside), (start.buffers, carried))
+        longer = [torch.cat([own, *(_flat(value, own) for value in more.values())], dim=1) for own, more in rows]
+        return Models(start.net, *longer)
+
+    def split(self, net: Net, parameters: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor, Any, Any]:
+        """Parameters [..., P] and buffers [..., Q] of models, and by name what is beside them and what is carried."""
+        own, beside = _cut(parameters, net.parameters.total, self.beside)
+        running, carried = _cut(buffers, net.buffers.total, self.carried)
+        return own, running, beside, carried
+
+
+def _flat(rows: Tensor, like: Tensor) -> Tensor:
+    return rows.to(like).reshape(len(like), -1)
+
+
+def _cut(rows: Tensor, own: int, more: Sequence[tuple[str, torch.Size]]) -> tuple[Tensor, dict[str, Tensor]]:
+    """The first numbers of rows [..., own], and those behind them by name."""
+    first, *rest = rows.split([own, *(shape.numel() for _, shape in more)], dim=-1)
+    named = {name: part.reshape((*part.shape[:-1], *shape)) for (name, shape), part in zip(more, rest, strict=True)}
+    return first, named
+
+
 @dataclass(frozen=True)
 class Trained:
     """What local training gives."""
@@ -141,6 +202,10 @@ class Trained:
     """Mean loss of the last epoch's batches, each before its step, [client]."""
     samples: Tensor
     """Training samples, [client]."""
+    beside: Named = field(default_factory=dict)
+    """What was trained beside the models, by name."""
+    carried: Named = field(default_factory=dict)
+    """What objectives have carried to the end, by name."""
 
 
 @dataclass(frozen=True)
@@ -217,6 +282,17 @@ class Terms:
 
         return cls(joined("pull"), joined("anchor"), joined("push"), terms[0].trains)
 
+    def widened(self, more: int) -> "Terms":
+        """The terms for rows that have so many numbers more, which are trained, and which no term touches."""
+        if not more:
+            return self
+
+        def wider(part: Tensor | None, value: float = 0.0) -> Tensor | None:
+            return None if part is None else pad(part, (0, more), value=value)
+
+        pull = None if self.pull is None or self.anchor is None else self.pull.expand_as(self.anchor)
+        return Terms(wider(pull), wider(self.anchor), wider(self.push), wider(self.trains, 1.0))
+
     def rows(self, chosen: Any) -> "Terms":
         """The terms of some clients."""
         pull, anchor, push = (None if part is None else part[chosen] for part in (self.pull, self.anchor, self.push))
@@ -265,6 +341,8 @@ class TrainingJob:
     objective: Objective
     sample_weights: Tensor | None = None
     """The weights of a track's samples in the objective, [track, sample]; None means that all count alike."""
+    extras: Extras = Extras()
+    """What the rows of `start` hold besides models."""
 
 
 class Bundle:
@@ -292,6 +370,7 @@ class Bundle:
         counted = torch.from_numpy(_last_epoch(tracks, filled)).to(pool.device, net.dtype)
         moving = None if rows is None else torch.from_numpy(filled > 0).to(pool.device).unsqueeze(2)
         tables = Schedule(tuple(table for table, _ in draws), counted, moving)
+        self.extras = job.extras
         self.stepper = TrainingStep(pool, net, gradients, tables, job.terms.trains)
         self.active: list[int] = (filled > 0).sum(axis=1).tolist()
         self.width: list[int] = filled.max(axis=1, initial=0).tolist()
@@ -433,8 +512,9 @@ class TrainingStep:
             loss, gradient = torch.where(moving[:, 0], loss, 0), torch.where(moving, gradient, 0)
             rate = rate * moving
         rows.losses.addcmul_(loss, _taken(tables.counted, place, active))
-        rows.parameters.addcmul_(_direction(rows, gradient, self.trains, number), rate, value=-1)
-        if self.net.buffers.names:
+        direction = _direction(rows, gradient, self.trains, number, self.net.parameters.total)
+        rows.parameters.addcmul_(direction, rate, value=-1)
+        if rows.buffers.shape[1]:
             rows.buffers.copy_(after if moving is None else torch.where(moving, after, rows.buffers))
 
     def _batch(
@@ -510,8 +590,11 @@ def _places(track: Track, rng: np.random.Generator) -> np.ndarray:
     return orders.reshape(-1, batch)[: track.steps]
 
 
-def _direction(rows: TrackRows, gradient: Tensor, trains: Tensor | None, number: int | Tensor) -> Tensor:
-    """Where a step goes: the gradient with pull and push, clipping and decay, through momentum or Adam."""
+def _direction(rows: TrackRows, gradient: Tensor, trains: Tensor | None, number: int | Tensor, own: int) -> Tensor:
+    """Where a step goes: the gradient with pull and push, clipping and decay, through momentum or Adam.
+
+    The first `own` numbers of a row are the model's. They are clipped for themselves, and so is what is beside them.
+    """
     if rows.pull is not None and rows.anchor is not None:
         gradient = gradient + rows.pull * (rows.parameters - rows.anchor)
     if rows.push is not None:
@@ -521,7 +604,9 @@ def _direction(rows: TrackRows, gradient: Tensor, trains: Tensor | None, number:
     if rows.clip is not None:
         # A track that does not clip has 0 here, which stands for no limit.
         limit = torch.where(rows.clip > 0, rows.clip, torch.inf)
-        gradient = gradient * (limit / (gradient.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1)
+        parts = gradient.split([own, gradient.shape[1] - own], dim=1)
+        short = [part * (limit / (part.norm(dim=1, keepdim=True) + 1e-6)).clamp(max=1) for part in parts]
+        gradient = torch.cat(short, dim=1) if parts[1].shape[1] else short[0]
     if rows.decay is not None:
         decayed = rows.parameters if trains is None else rows.parameters * trains
         gradient = gradient + rows.decay * decayed

@@ -76,7 +76,8 @@ class _Training(_Request):
         trains = None if terms.trains is None else terms.trains.cpu().numpy().tobytes()
         there = tuple(part is None for part in (terms.pull, terms.anchor, terms.push, job.sample_weights))
         optimizer = job.tracks[0].local.optimizer
-        return id(job.pool), id(job.start.net), objective_key(job.objective), optimizer, trains, there
+        shared = (id(job.pool), id(job.start.net), objective_key(job.objective))
+        return *shared, optimizer, trains, there, job.extras
 
     def count(self) -> int:
         return len(self.job.tracks)
