@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.clients.letters import Letter, Letters, checked_content
+from coterie.clients.guard import OPEN, Guard
+from coterie.clients.letters import Letter, Letters, Like, checked_content, readable
 from coterie.clients.memory import Memory, Value
 from coterie.core.errors import CoterieError, SettingsError
 from coterie.core.randomness import generator
@@ -122,7 +123,10 @@ class Clients:
         common: np.ndarray | None = None,
         letters: Letters | None = None,
         known: RememberedFits | None = None,
+        guard: Guard = OPEN,
     ) -> None:
+        self.guard = guard
+        """What the clients hold to, whoever asks."""
         self.net, self._pool, self._shards, self._form, self._at = net, pool, tuple(shards), form, at
         self._memory, self._common = memory or Memory(len(self._shards)), common
         self._received = letters or Letters()
@@ -235,10 +239,15 @@ class Clients:
         """Let the client in this row write tensors to the client of this name, whose programs alone can read them."""
         self.written.append(Letter(self.names[row], receiver, subject, checked_content(content)))
 
-    def letters(self, row: int, subject: str | None = None) -> list[Letter]:
-        """The letters that the client in this row got with this call, on one subject or on any, sorted by sender."""
+    def letters(self, row: int, subject: str | None = None, **like: Like) -> list[Letter]:
+        """The letters that the client in this row got with this call, on one subject or on any, sorted by sender.
+
+        `like` says for each tensor of a letter its type and shape, with None for lengths that may be any. A letter that
+        has others, or numbers that are not finite, is left out: what a client writes costs nobody else anything.
+        """
         found = [letter for letter in self._received.to(self.names[row]) if subject in (None, letter.subject)]
-        return sorted(found, key=lambda letter: letter.sender)
+        fitting = [letter for letter in found if not like or readable(letter, like)]
+        return sorted(fitting, key=lambda letter: letter.sender)
 
     # Training
 

@@ -5,14 +5,22 @@ a site seals it for the receiver before it leaves (`coterie.clients.sealing`), a
 cannot read.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from coterie.core.errors import CoterieError
 from coterie.core.records import record
+
+log = logging.getLogger("coterie")
+
+Like = tuple[torch.dtype, *tuple[int | None, ...]]
+"""The type and the shape that a tensor in a letter must have; None stands for any length."""
 
 
 @record
@@ -67,3 +75,33 @@ def checked_content(content: Mapping[str, Any]) -> dict[str, Tensor]:
         if not isinstance(value, Tensor):
             raise CoterieError(f"letter: {name} is {type(value).__name__}, not a tensor")
     return dict(content)
+
+
+def readable(letter: Letter, like: Mapping[str, Like]) -> bool:
+    """Whether a letter has the tensors that are expected, and no others, with finite numbers; the log says if not."""
+    content = letter.content
+    if content.keys() != like.keys():
+        return _unfit(letter, f"it has {', '.join(content) or 'nothing'}, not {', '.join(like)}")
+    for name, (dtype, *shape) in like.items():
+        tensor = content[name]
+        lengths = zip(tensor.shape, shape, strict=False)
+        fits = tensor.dim() == len(shape) and all(length in (own, None) for own, length in lengths)
+        if tensor.dtype != dtype or not fits:
+            return _unfit(letter, f"its {name} is {tensor.dtype} of shape {tuple(tensor.shape)}")
+        if not tensor.isfinite().all():
+            return _unfit(letter, f"its {name} is not finite")
+    return True
+
+
+def one_each(letters: Sequence[Letter], among: Iterable[str]) -> list[Letter]:
+    """The letters of those among these names that have written exactly one; who writes two says nothing certain."""
+    counted, known = Counter(letter.sender for letter in letters), set(among)
+    for sender, count in counted.items():
+        if count > 1:
+            log.warning("%d letters from %s on one subject, of which none is read", count, sender)
+    return [letter for letter in letters if counted[letter.sender] == 1 and letter.sender in known]
+
+
+def _unfit(letter: Letter, why: str) -> bool:
+    log.warning("the letter from %s to %s on %r is not read: %s", letter.sender, letter.receiver, letter.subject, why)
+    return False

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from coterie.clients.guard import Limits
 from coterie.core.errors import CoterieError, DataError, SettingsError
 from coterie.core.modules import own_module, own_thing
 from coterie.core.registry import checked, options
@@ -126,6 +127,9 @@ class SiteSettings:
     computing: Computing = field(default_factory=Computing)
     """Where and how the site computes."""
 
+    limits: Limits = field(default_factory=Limits)
+    """Bounds on what the site does for others, whatever a server asks."""
+
     @classmethod
     def read(cls, path: Path) -> "SiteSettings":
         """The settings in a file; paths in it are relative to the file's folder."""
@@ -138,7 +142,7 @@ class SiteSettings:
                 continue
             if name not in known:
                 raise SettingsError(f"{path}: unknown entry {name!r}; known are {', '.join(known)}")
-            if name in ("division", "computing"):
+            if name in ("division", "computing", "limits"):
                 values[name] = made_of(known[name], section_of(table, name))
             elif name in ("schema", "state", "model", "ca", "key", "identity", "peers"):
                 values[name] = path.parent / checked(name, value, str)
@@ -189,6 +193,7 @@ class SiteSettings:
             identity=self.identity,
             peers=self.peers,
             model=self.model or self.state.parent / MODEL,
+            limits=self.limits,
         )
         return RemoteSite(rules, host(population), None if self.schema is None else host_with)
 

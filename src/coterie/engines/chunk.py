@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coterie.clients.clients import CallContext, Clients, RememberedFits
+from coterie.clients.guard import OPEN, Guard
 from coterie.clients.letters import Letter, Letters
 from coterie.clients.memory import Memory, Value
 from coterie.core.errors import CoterieError, ProgramError
@@ -32,9 +33,14 @@ class Host(Protocol):
         """How many training samples the first client has; None as long as nobody has counted them."""
 
     def clients(
-        self, positions: Iterable[int], at: CallContext, memory: Memory | None = None, letters: Letters | None = None
+        self,
+        positions: Iterable[int],
+        at: CallContext,
+        memory: Memory | None = None,
+        letters: Letters | None = None,
+        guard: Guard = OPEN,
     ) -> Clients:
-        """The clients at these positions, as a program sees them."""
+        """The clients at these positions, as a program sees them; `guard` is what they hold to."""
 
 
 @dataclass(frozen=True)
@@ -60,23 +66,28 @@ class ClientHost:
         return len(self.shards[0].train)
 
     def clients(
-        self, positions: Iterable[int], at: CallContext, memory: Memory | None = None, letters: Letters | None = None
+        self,
+        positions: Iterable[int],
+        at: CallContext,
+        memory: Memory | None = None,
+        letters: Letters | None = None,
+        guard: Guard = OPEN,
     ) -> Clients:
         """The clients at these positions, as a program sees them."""
         shards = [self.shards[client] for client in positions]
-        return Clients(self.net, self.pool, shards, self.form, at, memory, self.common, letters, self.known)
+        return Clients(self.net, self.pool, shards, self.form, at, memory, self.common, letters, self.known, guard)
 
 
 Result = tuple[dict[str, Value], dict[str, Value], list[Letter]]
 """What a program returns, what it has told the clients to keep, and the letters that they have written."""
 
 
-def run_chunk(call: Call, memory: Memory, host: Host) -> Result:
-    """Run a program on all clients of a call together.
+def run_chunk(call: Call, memory: Memory, host: Host, guard: Guard = OPEN) -> Result:
+    """Run a program on all clients of a call together, within the bounds of a guard.
 
     If that fails, the program is run on each client alone, so that the error can name the client.
     """
-    clients = host.clients(call.clients, call.at, memory, call.letters)
+    clients = host.clients(call.clients, call.at, memory, call.letters, guard)
     inputs = {name: value.to(host.net.device) for name, value in call.each.items()}
     for name, value in call.shared.items():
         # Without a copy: with stride 0 along the clients, `Clients.evaluate` sees that all have the same model.
@@ -89,7 +100,7 @@ def run_chunk(call: Call, memory: Memory, host: Host) -> Result:
         where = f"client {clients.names[0]}"
         if len(clients) > 1:
             for row in range(len(clients)):
-                run_chunk(part_of(call, np.array([row])), memory.rows(torch.tensor([row])), host)
+                run_chunk(part_of(call, np.array([row])), memory.rows(torch.tensor([row])), host, guard)
             where = "clients " + ", ".join(clients.names[:5]) + (" ..." if len(clients) > 5 else "") + " together"
         raise ProgramError(f"program {call.program.name} failed on {where}: {type(error).__name__}: {error}") from error
     if clients.written and not call.program.letters:

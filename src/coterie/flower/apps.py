@@ -29,6 +29,7 @@ from flwr.app.message.message import make_message
 from torch import Tensor
 
 from coterie.clients.clients import CallContext, Clients, Evaluation
+from coterie.clients.guard import OPEN, Guard
 from coterie.clients.letters import Letters
 from coterie.clients.memory import Memory
 from coterie.core.errors import CoterieError
@@ -160,10 +161,15 @@ class AppHost:
         """For each kind of message on how many samples the app has measured, and what."""
 
     def clients(
-        self, positions: Iterable[int], at: CallContext, memory: Memory | None = None, letters: Letters | None = None
+        self,
+        positions: Iterable[int],
+        at: CallContext,
+        memory: Memory | None = None,
+        letters: Letters | None = None,
+        guard: Guard = OPEN,
     ) -> "AppClients":
         """The one client, as a program sees it."""
-        return AppClients(self, at, memory, letters)
+        return AppClients(self, at, memory, letters, guard)
 
     def train(self, model: Models, config: Mapping[str, Any]) -> tuple[Models, dict[str, Any]]:
         """A single model after the app's own training, and what the app measured."""
@@ -252,11 +258,13 @@ class AppTrained:
 class AppClients(Clients):
     """A Flower app's client, as a program sees it."""
 
-    def __init__(self, host: AppHost, at: CallContext, memory: Memory | None, letters: Letters | None) -> None:
+    def __init__(
+        self, host: AppHost, at: CallContext, memory: Memory | None, letters: Letters | None, guard: Guard = OPEN
+    ) -> None:
         absent: Any = _Absent()
         nothing = np.empty(0, np.int64)
         shard = Shard(host.name, nothing, nothing, nothing)
-        super().__init__(host.net, absent, [shard], absent, at, memory, None, letters)
+        super().__init__(host.net, absent, [shard], absent, at, memory, None, letters, guard=guard)
         self._host = host
 
     def _part(self, part: str) -> list[np.ndarray]:

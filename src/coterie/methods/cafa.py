@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from coterie.clients.clients import Clients
-from coterie.clients.letters import Letter
+from coterie.clients.letters import Letter, one_each
 from coterie.clients.programs import Outputs, evaluate, label_histogram, program, train
 from coterie.core.fields import Count
 from coterie.core.records import state
@@ -177,8 +177,12 @@ def judge(clients: Clients, senders: Sequence[str]) -> Outputs:
 
     Nobody writes to itself: its own place stays 0.
     """
-    place = {name: number for number, name in enumerate(senders)}
-    letters = [clients.letters(row, "model") for row in range(len(clients))]
+    place, net = {name: number for number, name in enumerate(senders)}, clients.net
+    like = {"parameters": (net.dtype, net.parameters.total), "buffers": (net.dtype, net.buffers.total)}
+    letters = [one_each(clients.letters(row, "model", **like), senders) for row in range(len(clients))]
+    if not any(letters):  # nobody's model has arrived, so there is nothing to judge
+        nothing = torch.zeros(len(clients), len(senders), dtype=torch.float64)
+        return {"accuracy": nothing, "evaluated": torch.zeros(len(clients), dtype=torch.int64)}
     models = Models.stack([Models.stack([_model(clients, letter) for letter in received]) for received in letters])
     judged = clients.evaluate(models, "validation")
     accuracy = torch.zeros(len(clients), len(senders), dtype=torch.float64)

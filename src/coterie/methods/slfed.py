@@ -23,12 +23,16 @@ sums to the client. The server draws who meets whom, and hands letters on that i
 is trusted instead (Section 7.4).
 
 **Who learns what.** All are honest but curious. A client learns weak synthetic samples and predicted classes of those
-that it meets, everybody's opinions as far as they are told, and the weighted sum of its contributors' models. A sum of
-one model would be that model, so with fewer than two contributors a client keeps its own; as Eq. 16 trusts at most half
-of those that are known, that is usual in a federation of fewer than about six. Shares hide a contributor's model from
-all others, but not from the client that asked if it colludes with *all* other contributors: they take their own models
-off the sum. Sums of overlapping contributors over rounds tell more than one sum does. If a contributor is lost between
-request and answer the sum is lost too, and the client keeps its own model for that round.
+that it meets, everybody's opinions as far as they are told, the weights of sums to which it contributes, and the
+weighted sum of its contributors' models. A sum of one model would be that model, so with fewer than two contributors,
+or with one that weighs more than four times all others together, a client keeps its own; as Eq. 16 trusts at most half
+of those that are known, that is usual in a federation of fewer than about six. Contributors do not take a client's word
+for it: they answer nobody who is a contributor itself, names one twice or asks two questions about the same model
+(`coterie.clients.secure_sums`). Shares hide a contributor's model from all others, but not from the client that asked
+if it colludes with *all* other contributors: they take their own models off the sum. Sums of overlapping contributors
+over rounds tell more than one sum does. If a contributor is lost between request and answer the sum is lost too, and
+the client keeps its own model for that round; so it is if a contributor sends what is no share. A wrong share that
+looks like one is not noticed, and spoils the mixed model of the client that asked.
 
 **A simulation** computes the sums directly and charges the ledger with what the letters would have been; `rehearse`, or
 a federation of real clients, does write them. The results are the same to the fixed-point step of the shares.

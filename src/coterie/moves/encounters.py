@@ -18,6 +18,7 @@ from torch import Tensor
 
 from coterie.clients import secure_sums
 from coterie.clients.clients import Clients
+from coterie.clients.letters import Like, one_each
 from coterie.clients.programs import Outputs, program
 from coterie.clients.secure_sums import Names
 from coterie.clients.synthesis import class_counts
@@ -61,7 +62,10 @@ def judge(clients: Clients, names: Names) -> None:
     """Count the classes that the own model sees in others' samples, compare with the senders' counts, and tell them."""
     own, table = clients.state("model"), recall(clients, names)
     table[..., ALIKE] = _UNSEEN
-    received = [clients.letters(row, "samples") for row in range(len(clients))]
+    # Others show as many samples as oneself: more would only cost time.
+    shown, bounds = (clients.state(name) for name in ("shown", "bounds"))
+    like = {"samples": _like(shown), "bounds": _like(bounds), "counts": _like(clients.state("counts"))}
+    received = [one_each(clients.letters(row, "samples", **like), names) for row in range(len(clients))]
     for letters in zip_longest(*received):  # the first letter of every client, the second ...
         some = next(letter for letter in letters if letter is not None)  # who has fewer looks at another's in vain
         contents = [(letter or some).content for letter in letters]
@@ -79,7 +83,7 @@ def weigh(clients: Clients, names: Names, store: trust.Store) -> None:
     own, table = clients.state("counts").cpu(), recall(clients, names)
     similarity = np.full(table.shape[:2], np.nan)
     for row in range(len(clients)):
-        for letter in clients.letters(row, "counts"):
+        for letter in one_each(clients.letters(row, "counts", counts=_like(own)), names):
             other = names.index(letter.sender)
             on_own, on_other = _cosine(own[row], letter.content["counts"]), table[row, other, ALIKE]
             if on_other != _UNSEEN:  # a letter may be lost one way
@@ -99,10 +103,13 @@ def choose(clients: Clients, names: Names, present: Names, store: trust.Store, r
     """
     table, there = recall(clients, names), np.isin(names, present)
     for row, me in enumerate(map(names.index, clients.names)):
-        told = {names.index(at.sender): at.content["opinions"].numpy() for at in clients.letters(row, "opinions")}
+        letters = one_each(clients.letters(row, "opinions", opinions=(torch.float64, len(names), 3)), names)
+        told = {names.index(at.sender): at.content["opinions"].numpy() for at in letters}
+        told = {other: opinions for other, opinions in told.items() if trust.are_opinions(opinions)}
         opinions = trust.heard(table[row, :, OPINION], me, told)
         chosen = trust.trusted(opinions) & there
-        chosen &= chosen.sum() > 1  # a sum of one model would be that model
+        # A sum that is one model, or nearly so, would be given by nobody.
+        chosen &= secure_sums.can_be_asked(torch.from_numpy(opinions[chosen, 0]))
         table[row, :, SIGMA] = np.where(chosen, opinions[:, 0], 0)
         table[row, :, HEARD] = opinions[:, 2]
         if store == "persistent":
@@ -146,6 +153,11 @@ def combine(clients: Clients, names: Names) -> None:
     """Mix the own model with the sum of the contributors', if all of them have answered (Eq. 19)."""
     sigma = torch.from_numpy(recall(clients, names)[..., SIGMA])
     clients.keep(model=secure_sums.mixed(clients, names, clients.state("model"), sigma))
+
+
+def _like(values: Tensor) -> Like:
+    """The type and the shape of one client's row of values [client, ...]."""
+    return (values.dtype, *values.shape[1:])
 
 
 def _cosine(left: Tensor, right: Tensor) -> float:

@@ -47,6 +47,11 @@ def opinion(alpha: Any, beta: Any) -> np.ndarray:
     return np.stack([alpha, beta, np.full_like(alpha, 2.0)], axis=-1) / (alpha + beta + 2)[..., None]
 
 
+def are_opinions(values: np.ndarray) -> bool:
+    """Whether values [..., 3] are opinions: shares that sum to 1, but for rounding."""
+    return bool((values >= -_SLACK).all() and np.allclose(values.sum(axis=-1), 1, rtol=0, atol=1e-6))
+
+
 def discount(a: Any, b: Any) -> np.ndarray:
     """What to make of an opinion `b` that one is told by somebody of whom one's own opinion is `a` (Eqs. 7-10).
 

@@ -8,7 +8,7 @@ message asks is refused.
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
 from math import isfinite
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from coterie.clients.clients import HOME, HOME_PRIOR, HOME_WEIGHTS, CallContext
+from coterie.clients.guard import Limits
 from coterie.clients.letters import Letter, Letters, checked_content
 from coterie.clients.memory import Value
 from coterie.clients.programs import Program, moments, program_named
@@ -27,6 +28,7 @@ from coterie.clients.sealing import Identity, SealingError, Seals, read_peers
 from coterie.core.errors import CoterieError, ProgramError
 from coterie.data.population import Scales
 from coterie.engines.chunk import Host, run_chunk
+from coterie.engines.flower.guard import SiteGuard
 from coterie.engines.flower.versions import Version, Versions
 from coterie.engines.torch_flags import applied
 from coterie.methods import methods
@@ -72,6 +74,8 @@ class Rules:
     """This site's private identity for letters."""
     peers: Path | None = None
     """The pinned public identities of all sites."""
+    limits: Limits = field(default_factory=Limits)
+    """Bounds on what this site does for others."""
 
 
 class RemoteSite:
@@ -83,6 +87,7 @@ class RemoteSite:
         self._rules, self._host, self._net = rules, host, host.net
         self._nets = {host.net.name: host.net}
         self._scaled = None if scaled is None else lru_cache(maxsize=1)(scaled)
+        self._guard = SiteGuard(rules.limits, folder=rules.state / "given")
 
     @cached_property
     def _seals(self) -> Seals:
@@ -150,7 +155,7 @@ class RemoteSite:
         call = Call(program, np.array([0]), each, _values(shared), settings, at, letters)
         precision = self._rules.precision
         with nullcontext() if precision is None else applied(precision, self._net.device):
-            outputs, kept, written = run_chunk(call, memory, host)
+            outputs, kept, written = run_chunk(call, memory, host, self._guard)
         sealed = self._sealed(written, asked["announcements"], run, at)
         self._take_home(kept, host)
         if kept:
@@ -183,7 +188,7 @@ class RemoteSite:
             if program is not moments:
                 raise CoterieError("this site scales as all sites do together, and the server does not say how")
             return self._host
-        return self._scaled(Scales(**{field.name: _numbers(scales[field.name]) for field in fields(Scales)}))
+        return self._scaled(Scales(**{one.name: _numbers(scales[one.name]) for one in fields(Scales)}))
 
     def _allowed(self, name: str) -> Program:
         """The program of this name, if this site's settings allow it."""
