@@ -66,8 +66,9 @@ def test_names_mean_the_same_whatever_is_imported_first(code):
 
 def test_a_site_knows_the_programs_of_all_methods():
     code = (
-        "from types import SimpleNamespace as N; from coterie.clients.programs import programs; "
-        "from coterie.engines.flower.site import RemoteSite; RemoteSite(N(), N(net=N(name='mlp'))); "
+        "from pathlib import Path; from types import SimpleNamespace as N; "
+        "from coterie.clients.programs import programs; "
+        "from coterie.engines.flower.site import RemoteSite; RemoteSite(N(limits=None, state=Path()), N(net=N(name='mlp'))); "
         "assert 'coterie.methods.ditto.train_both' in programs; "
         "assert 'coterie.methods.as_published.choose_on_test_and_train' in programs"
     )

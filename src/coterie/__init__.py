@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from coterie.moves import evidence, grouping, mixing, sampling, trust
     from coterie.nets import Net
     from coterie.nets.stacks import Changes, Models
+    from coterie.report import trackers
     from coterie.runs.settings import Settings, simulate
     from coterie.server import serving
     from coterie.server.federation import Federation, Replies

@@ -173,7 +173,7 @@ def test_settings_are_complete_and_folded(text):
 def test_runs_that_are_not_finished_are_named(folder, tmp_path):
     settings = Settings.of(TINY, "fedprox")[0]
     fed = settings.world.federation()
-    RunFolder(tmp_path / "begun", settings.resolved().table()).open(fed.net, resume=False)
+    RunFolder(tmp_path / "begun", settings.resolved().table()).open(fed.net, resume=False, origin=fed.origin)
     write_report(tmp_path / "x.html", "x", [StoredRun.read(folder / "local-seed0"), StoredRun.read(tmp_path / "begun")])
     assert "Not finished, and not on this page: begun (0 rounds done)." in (tmp_path / "x.html").read_text()
 

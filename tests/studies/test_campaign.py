@@ -319,7 +319,8 @@ def test_a_run_that_another_process_is_at_work_on_is_left_to_it(tmp_path):
     campaign = Campaign(tmp_path)
     tasks = campaign.tasks(study(), seeds=1)
     other = RunFolder(campaign.folder(tasks[0]), tasks[0].settings.resolved().table())
-    other.open(tasks[0].settings.world.federation().net, resume=True)
+    fed = tasks[0].settings.world.federation()
+    other.open(fed.net, True, fed.origin)
     outcome = campaign.carry_out(tasks)
     assert (outcome.done, outcome.busy, outcome.failed) == (3, 1, {})
     other.close()
@@ -328,13 +329,13 @@ def test_a_run_that_another_process_is_at_work_on_is_left_to_it(tmp_path):
 
 def test_of_two_that_go_on_with_a_run_one_is_refused(tmp_path):
     settings = Campaign(tmp_path).tasks(study())[0].settings
-    net = settings.world.federation().net
+    fed = settings.world.federation()
     first, second = (RunFolder(tmp_path / "x", settings.resolved().table()) for _ in range(2))
-    first.open(net, resume=True)
+    first.open(fed.net, True, fed.origin)
     with pytest.raises(BusyError, match="somebody else is at work"):
-        second.open(net, resume=True)
+        second.open(fed.net, True, fed.origin)
     first.close()
-    second.open(net, resume=True)
+    second.open(fed.net, True, fed.origin)
     second.close()
 
 

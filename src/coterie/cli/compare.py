@@ -9,14 +9,17 @@ from cyclopts import App, Group
 from coterie.cli.console import console, following, note, print_json, print_table, tell
 from coterie.cli.options import of_methods
 from coterie.cli.parameters import KeepModels, command, flag, several, whole
-from coterie.cli.run import RUNS, SettingsFile, base_of, headline, made, place_of, short, stoppable
+from coterie.cli.run import RUNS, SettingsFile, Track, base_of, headline, made, place_of, short, stoppable
 from coterie.core.errors import SettingsError
 from coterie.core.fields import at_least, check_range
 from coterie.methods import methods
+from coterie.report.trackers import trackers_of
 
 if TYPE_CHECKING:
     from coterie.runs.comparison import Entry
     from coterie.runs.experiment import NewFolder
+    from coterie.server.fitting import Observer
+    from coterie.server.method import Method
 
 
 def add_compare(app: App, arguments: Sequence[str] | None, group: Group, sort_key: int) -> None:
@@ -35,6 +38,7 @@ def _compare(
     out: Annotated[Path | None, flag("Folder of all runs; by default a new one below `runs/`.", "Output")] = None,
     resume: Annotated[bool, flag("Continue the comparison in `--out`, or begin it.", "Output")] = False,
     keep_models: KeepModels = True,
+    track: Track = None,
     as_json: Annotated[
         bool, flag("Print the summaries as a list in JSON, and nothing else.", "Output", "--json")
     ] = False,
@@ -46,6 +50,7 @@ def _compare(
     """
     from coterie.runs.options import table_of
 
+    trackers = trackers_of(track)
     chosen = list(methods) if "all" in names else list(dict.fromkeys(names))
     if not chosen:
         raise SettingsError(f"no methods: name some of {', '.join(methods)}, or all")
@@ -68,7 +73,11 @@ def _compare(
     again = "the same command with --resume --out FOLDER"
     with stoppable(place, again), following(quiet=as_json) as follower:
         line = follower.one_line(seeds * len(ready), seeds * sum(one.method.rounds for one in ready))
-        entries = compare(ready, seeds, place, resume, line.watch, keep_models=keep_models)
+
+        def watch(method: "Method", seed: int) -> "Sequence[Observer]":
+            return [*line.watch(method, seed), *trackers()]
+
+        entries = compare(ready, seeds, place, resume, watch, keep_models=keep_models)
     first, _ = entries[0]
     present(place, headline(first.world, len(first.world.population)), entries, as_json)
 

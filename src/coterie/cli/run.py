@@ -14,10 +14,12 @@ from coterie.cli.options import ask, hidden, methods_options, needed, world_opti
 from coterie.cli.parameters import KeepModels, argument, command, flag
 from coterie.core.errors import SettingsError
 from coterie.methods import methods
+from coterie.report.trackers import trackers_of
 
 if TYPE_CHECKING:
     from coterie.runs.experiment import NewFolder
     from coterie.runs.settings import Settings, World
+    from coterie.server.fitting import Observer
 
 RUNS = Path("runs")
 """Where runs go if nobody says where."""
@@ -34,6 +36,14 @@ Resume = Annotated[
     ),
 ]
 Explain = Annotated[bool, flag("Say how this run would be computed, and why, instead of running it.", "Output")]
+Track = Annotated[
+    str | None,
+    flag(
+        "Follow the run in `mlflow`, `tensorboard` or `wandb`, several with commas between: settings, records, scores "
+        "of clients, groups, figures and the page.",
+        "Output",
+    ),
+]
 AsJson = Annotated[bool, flag("Print the summary as JSON, and nothing else.", "Output", "--json")]
 
 _ABOUT = """Run one method: `coterie run fedavg --split dirichlet --alpha 0.1 --rounds 50`.
@@ -82,8 +92,10 @@ def _command(method: str | None) -> Callable[..., None]:
         resume: Resume = False,
         explain: Explain = False,
         keep_models: KeepModels = True,
+        track: Track = None,
         as_json: AsJson = False,
     ) -> None:
+        trackers = trackers_of(track)
         base = base_of(settings, out, resume)
         if name is None and base is None and resume:
             raise SettingsError(f"out={out}: there is no run to continue; to begin one, name a method")
@@ -93,7 +105,7 @@ def _command(method: str | None) -> Callable[..., None]:
         if explain:
             _explain(understood)
         else:
-            _run(understood, out, resume, keep_models, as_json)
+            _run(understood, out, resume, keep_models, as_json, trackers())
 
     return run
 
@@ -133,14 +145,22 @@ def _explain(settings: "Settings") -> None:
         fed.close()
 
 
-def _run(settings: "Settings", out: Path | None, resume: bool, keep_models: bool, as_json: bool) -> None:
+def _run(
+    settings: "Settings",
+    out: Path | None,
+    resume: bool,
+    keep_models: bool,
+    as_json: bool,
+    trackers: "Sequence[Observer]",
+) -> None:
     from coterie.report.tables import run_table
     from coterie.runs.experiment import NewFolder, run
 
     world, method = settings.world, settings.method
     place = out or NewFolder(RUNS, f"{method.name}-{short(world)}-{world.split.name}")
     with stoppable(place, "coterie run --resume --out FOLDER"), following(quiet=as_json) as follower:
-        result = run(settings, place, resume, follower.watch(method, world.seed), keep_models=keep_models)
+        watching = [*follower.watch(method, world.seed), *trackers]
+        result = run(settings, place, resume, watching, keep_models=keep_models)
     if as_json:
         print_json(result.summary)
         return

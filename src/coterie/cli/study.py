@@ -13,9 +13,11 @@ from coterie.cli.arguments import behind
 from coterie.cli.console import console, errors, following, plain_table, print_table, tell
 from coterie.cli.options import ask, methods_options, needed, world_options
 from coterie.cli.parameters import KeepModels, Shown, command, flag, several, whole
+from coterie.cli.run import Track
 from coterie.core.errors import SettingsError
 from coterie.core.fields import WITHOUT_EFFECT, at_least, check_range
 from coterie.core.files import write_whole
+from coterie.report.trackers import trackers_of
 
 if TYPE_CHECKING:
     from coterie.report.studies import Report
@@ -85,6 +87,7 @@ def _reproduce(
     out: Out = RESULTS,
     show: Show = False,
     keep_models: KeepModels = False,
+    track: Track = None,
 ) -> None:
     """Run the experiments of the papers and put the numbers beside theirs: `coterie reproduce autocfl/table1`.
 
@@ -100,7 +103,7 @@ def _reproduce(
 
     from coterie.papers import recipes
 
-    _carry_out(recipes.find(names), given, seeds, only, time_limit, out, show, keep_models)
+    _carry_out(recipes.find(names), given, seeds, only, time_limit, out, show, keep_models, track)
 
 
 def _run_study(
@@ -112,6 +115,7 @@ def _run_study(
     out: Out = RESULTS,
     show: Show = False,
     keep_models: KeepModels = False,
+    track: Track = None,
 ) -> None:
     """Run studies from files: `coterie study run mine.toml`. It goes on where it stopped, as `coterie reproduce`."""
     if not files:
@@ -120,7 +124,8 @@ def _run_study(
 
     from coterie.papers import recipes
 
-    _carry_out([recipes.study(Path(file)) for file in files], given, seeds, only, time_limit, out, show, keep_models)
+    studies = [recipes.study(Path(file)) for file in files]
+    _carry_out(studies, given, seeds, only, time_limit, out, show, keep_models, track)
 
 
 def _check(seeds: int | None, time_limit: float | None) -> None:
@@ -165,11 +170,13 @@ def _carry_out(
     out: Path,
     show: bool,
     keep_models: bool,
+    track: str | None,
 ) -> None:
     """Run what is missing, and show what there is."""
     from coterie.report.studies import check_figures, check_folder, write_study
     from coterie.studies.campaign import Campaign, Outcome
 
+    trackers = trackers_of(track)
     studies = _with_cells(_distinct(studies), only)
     for study in studies:
         check_figures(study)
@@ -182,7 +189,7 @@ def _carry_out(
     stopped = False
     try:
         if not show:
-            outcome = _run(campaign, pending, time_limit)
+            outcome = _run(campaign, pending, time_limit, trackers)
     except KeyboardInterrupt:
         stopped = True
     for study in studies:
@@ -239,7 +246,12 @@ def _show(report: "Report") -> None:
         wide.print(summary_terminal(report.summary))
 
 
-def _run(campaign: "Campaign", pending: "Sequence[StudyTask]", time_limit: float | None) -> "Outcome":
+def _run(
+    campaign: "Campaign",
+    pending: "Sequence[StudyTask]",
+    time_limit: float | None,
+    trackers: "Callable[[], Sequence[Observer]]",
+) -> "Outcome":
     from coterie.runs.folder import StoredRun
     from coterie.runs.settings import Settings
 
@@ -250,6 +262,6 @@ def _run(campaign: "Campaign", pending: "Sequence[StudyTask]", time_limit: float
         def watch(task: "StudyTask") -> "Sequence[Observer]":
             folder = campaign.folder(task)
             begun = StoredRun.read(folder).rounds if (folder / "settings.toml").is_file() else []
-            return line.watch(begun[-1]["round"] if begun else 0)
+            return [*line.watch(begun[-1]["round"] if begun else 0), *trackers()]
 
         return campaign.carry_out(pending, None if time_limit is None else 60 * time_limit, watch)

@@ -168,10 +168,10 @@ def populate(
     if made.repeats and division.validation:
         shared = _nobody_trains_on(indices, division.validation, len(data), generator(seed, "shared validation"))
     shards = []
-    for name, index, *change in zip(made.names, indices, made.transforms, made.relabels, strict=True):
+    for name, index, transform, relabel in zip(made.names, indices, made.transforms, made.relabels, strict=True):
         own = _divided(index, division, kind == "own", generator(seed, "division", name), shared)
         tests = own[2] if kind == "own" else _published(data, own[0], kind, generator(seed, "test", name))
-        shards.append(Shard(name, *(pool.places(part, *change) for part in (own[0], own[1], tests))))
+        shards.append(Shard(name, *(pool.places(part, transform, relabel) for part in (own[0], own[1], tests))))
     if division.server_from == "test":
         probe = _last_of_each_class(data, division.server_samples)
     everything = np.arange(len(data), len(data) + (0 if data.test is None else len(data.test)))

@@ -180,12 +180,11 @@ def judge(clients: Clients, senders: Sequence[str]) -> Outputs:
     place, net = {name: number for number, name in enumerate(senders)}, clients.net
     like = {"parameters": (net.dtype, net.parameters.total), "buffers": (net.dtype, net.buffers.total)}
     letters = [one_each(clients.letters(row, "model", **like), senders) for row in range(len(clients))]
+    accuracy = torch.zeros(len(clients), len(senders), dtype=torch.float64)
     if not any(letters):  # nobody's model has arrived, so there is nothing to judge
-        nothing = torch.zeros(len(clients), len(senders), dtype=torch.float64)
-        return {"accuracy": nothing, "evaluated": torch.zeros(len(clients), dtype=torch.int64)}
+        return {"accuracy": accuracy, "evaluated": torch.zeros(len(clients), dtype=torch.int64)}
     models = Models.stack([Models.stack([_model(clients, letter) for letter in received]) for received in letters])
     judged = clients.evaluate(models, "validation")
-    accuracy = torch.zeros(len(clients), len(senders), dtype=torch.float64)
     for row, received in enumerate(letters):
         accuracy[row, [place[letter.sender] for letter in received]] = judged.accuracy[row].nan_to_num(0).cpu()
     return {"accuracy": accuracy, "evaluated": judged.samples}

@@ -38,7 +38,7 @@ from coterie.training.local import LocalTraining
 
 
 @state
-class State:
+class FedAMPState:
     """What clients sent last, [client], and whether they have sent anything, [client]."""
 
     models: Models
@@ -72,21 +72,23 @@ class FedAMP(Method):
     strength: NonNegative = 1.0
     """lambda: clients lower F(w) + strength / (2 alpha) |w - u|^2."""
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> FedAMPState:
         """Nobody has sent a model."""
         count = len(fed.names)
-        return State(fed.new_model().expand(count), torch.zeros(count, dtype=torch.bool))
+        return FedAMPState(fed.new_model().expand(count), torch.zeros(count, dtype=torch.bool))
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: FedAMPState) -> FedAMPState:
         """Send every client of the cohort its message, and keep the models that come back."""
         cohort = fed.sample(self.participation)
         models, sent = self._known(fed, state)
         messages = self._weights(models, sent)[cohort] @ models
         pull = self.strength / self.alpha
         replies = fed.run(train_and_keep, cohort, each=messages, local=self.local, pull=pull)
-        return State(fed.updated(models, replies.clients, replies.model), fed.updated(sent, replies.clients, True))
+        return FedAMPState(
+            fed.updated(models, replies.clients, replies.model), fed.updated(sent, replies.clients, True)
+        )
 
-    def _known(self, fed: Federation, state: State) -> tuple[Models, Tensor]:
+    def _known(self, fed: Federation, state: FedAMPState) -> tuple[Models, Tensor]:
         """The models of all clients, also of those that have joined since, and whether they have sent theirs."""
         sent = fed.grown(state.sent)
         return fed.grown(state.models).where(sent, fed.new_model().expand(len(sent))), sent
@@ -98,11 +100,11 @@ class FedAMP(Method):
         own = 1 / len(models) if self.own_weight is None else self.own_weight
         return mixing.attention_by_angle(models.parameters, sent, own, self.sigma)
 
-    def serve(self, fed: Federation, state: State) -> serving.Served:
+    def serve(self, fed: Federation, state: FedAMPState) -> serving.Served:
         """Each client's own model; the initial one before it has trained."""
         return serving.kept("model")
 
-    def insight(self, fed: Federation, state: State) -> Mapping[str, Any]:
+    def insight(self, fed: Federation, state: FedAMPState) -> Mapping[str, Any]:
         """By which weights the clients' next messages are mixed."""
         return {"mixing": self._weights(*self._known(fed, state))}
 

@@ -38,7 +38,7 @@ from coterie.training.local import LocalTraining
 
 
 @state
-class State:
+class FedFomoState:
     """What clients sent last, [client], whether they have sent anything, and P, [client, client]."""
 
     models: Models
@@ -64,13 +64,13 @@ class FedFomo(Method):
     explore_decay: NonNegative = 0.05
     """By how much that chance is lower in every further round; the authors' commands have 0.05."""
 
-    def begin(self, fed: Federation) -> State:
+    def begin(self, fed: Federation) -> FedFomoState:
         """Nobody has sent a model, and nothing is known of anybody."""
         count = len(fed.names)
         none, nothing = torch.zeros(count, dtype=torch.bool), torch.zeros(count, count, dtype=torch.float64)
-        return State(fed.new_model().expand(count), none, nothing)
+        return FedFomoState(fed.new_model().expand(count), none, nothing)
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: FedFomoState) -> FedFomoState:
         """Offer models to the cohort; keep those that come back, and what was said of the others."""
         cohort = fed.sample(self.participation)
         affinity = fed.grown(fed.grown(state.affinity), axis=1)
@@ -82,7 +82,7 @@ class FedFomo(Method):
             rows = affinity[replies.clients].scatter_add(1, told, replies.gains.cpu().double())
             affinity = fed.updated(affinity, replies.clients, rows)
         sent = fed.updated(state.sent, replies.clients, True)
-        return State(fed.updated(state.models, replies.clients, replies.model), sent, affinity)
+        return FedFomoState(fed.updated(state.models, replies.clients, replies.model), sent, affinity)
 
     def _offered(self, fed: Federation, affinity: Tensor, there: np.ndarray, cohort: np.ndarray) -> Tensor:
         """Whose models each client of the cohort gets, [client, model]: as many for all."""
@@ -96,7 +96,7 @@ class FedFomo(Method):
             rows.append(some[sampling.epsilon_greedy(affinity[client, some], count, epsilon, rng)])
         return torch.from_numpy(np.stack(rows))
 
-    def serve(self, fed: Federation, state: State) -> serving.Served:
+    def serve(self, fed: Federation, state: FedFomoState) -> serving.Served:
         """Each client's own model; the initial one before it has trained."""
         return serving.kept("model")
 

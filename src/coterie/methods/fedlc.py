@@ -24,7 +24,7 @@ from coterie.clients.clients import Clients
 from coterie.clients.programs import Outputs, program
 from coterie.core.errors import SettingsError
 from coterie.core.fields import above
-from coterie.methods.fedavg import FedAvg, State
+from coterie.methods.fedavg import FedAvg, FedAvgState
 from coterie.nets.stacks import Models
 from coterie.server.federation import Federation
 from coterie.server.method import method
@@ -50,7 +50,7 @@ class FedLC(FedAvg):
         if fed.net.task.own_loss:
             raise SettingsError(f"loss={fed.net.task.own_loss}: fedlc is a change of the cross-entropy")
 
-    def round(self, fed: Federation, state: State) -> State:
+    def round(self, fed: Federation, state: FedAvgState) -> FedAvgState:
         """A round of FedAvg in which clients train with margins."""
         cohort = fed.sample(self.participation)
         return self.step(state, fed.run(train_calibrated, cohort, shared=state.model, local=self.local, tau=self.tau))

@@ -101,6 +101,11 @@ def attention(rows: Tensor, counted: Tensor, alpha: float, sigma: float) -> Tens
     number], and the rest is the client's own. Where others would count more than 1 together, they are scaled down to
     1: with a longer step along the gradient of A a client would go beyond them. Clients that are not `counted` [client]
     count for nobody but themselves.
+
+    >>> models = torch.tensor([[0.0], [1.0]])
+    >>> coterie.mixing.attention(models, counted=torch.tensor([True, False]), alpha=1, sigma=1)
+    tensor([[1.0000, 0.0000],
+            [0.3679, 0.6321]], dtype=torch.float64)
     """
     others = alpha / sigma * torch.exp(-distances(rows).cpu().square() / sigma)
     others = others * counted.to(others) * (1 - torch.eye(len(others), dtype=others.dtype))
@@ -113,6 +118,12 @@ def attention_by_angle(rows: Tensor, counted: Tensor, own: float, sigma: float) 
 
     The cosine is that of the models `rows` [client, number]. Clients that are not `counted` [client] count for nobody
     but themselves; where nobody else is counted, a client's mix is its own model.
+
+    >>> models = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    >>> coterie.mixing.attention_by_angle(models, counted=torch.tensor([True, True, True]), own=0.5, sigma=2)
+    tensor([[0.5000, 0.4404, 0.0596],
+            [0.4404, 0.5000, 0.0596],
+            [0.2500, 0.2500, 0.5000]], dtype=torch.float64)
     """
     scores = sigma * cosines(rows).cpu()
     excluded = torch.eye(len(scores), dtype=torch.bool) | ~counted.bool()
@@ -126,6 +137,9 @@ def first_order(before: Tensor, losses: Tensor, distance: Tensor) -> Tensor:
     `before` [client] is the loss of the client's model, `losses` [client, model] are those of the others, and
     `distance` [client, model] says how far these are from it. A model that is where the client's is, or whose loss is
     not a number, counts 0.
+
+    >>> coterie.mixing.first_order(torch.tensor([2.0]), torch.tensor([[1.0, 3.0]]), distance=torch.tensor([[4.0, 1.0]]))
+    tensor([[ 0.2500, -1.0000]])
     """
     gain = (before[:, None] - losses) / torch.where(distance > 0, distance, torch.inf)
     return gain.nan_to_num(nan=0, posinf=0, neginf=0)

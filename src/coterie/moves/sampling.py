@@ -55,6 +55,9 @@ def epsilon_greedy(values: Any, count: int, epsilon: float, rng: np.random.Gener
     """`count` different places: each the best that is left by its value [place] or, with chance `epsilon`, any.
 
     Among equals it is drawn which comes first.
+
+    >>> coterie.sampling.epsilon_greedy([0.1, 0.7, 0.4], 2, epsilon=0, rng=np.random.default_rng(0))
+    array([1, 2])
     """
     values = np.asarray(values, dtype=np.float64)
     left = np.lexsort((rng.random(len(values)), -values)).tolist()

@@ -48,7 +48,11 @@ def opinion(alpha: Any, beta: Any) -> np.ndarray:
 
 
 def are_opinions(values: np.ndarray) -> bool:
-    """Whether values [..., 3] are opinions: shares that sum to 1, but for rounding."""
+    """Whether values [..., 3] are opinions: shares that sum to 1, but for rounding.
+
+    >>> coterie.trust.are_opinions(np.array([0.5, 0.2, 0.3])), coterie.trust.are_opinions(np.array([0.5, 0.2, 0.4]))
+    (True, False)
+    """
     return bool((values >= -_SLACK).all() and np.allclose(values.sum(axis=-1), 1, rtol=0, atol=1e-6))
 
 

@@ -88,6 +88,7 @@ def run(
             resume=checkpoint,
             describe=describe,
             keep_models=keep_models,
+            folder=None if folder is None else folder.path,
         )
     finally:
         if folder is not None:

@@ -8,6 +8,7 @@ insights.jsonl  what the method found out, a line per evaluated round, if that w
 clients.jsonl   one line per client, at the end
 summary.json    the last and the best round, at the end
 models.safetensors  what clients predict with, at the end (see `coterie.server.served_models`)
+trackers.json   which runs of other services this one is told to, if it is (see `coterie.report.trackers`)
 state/          the newest checkpoint
 log.txt         over real sites: who came and went, and what went wrong
 deployment/     over real sites: what is needed to go on

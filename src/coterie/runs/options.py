@@ -138,7 +138,7 @@ def _with_clients_of_tables(given: Mapping[str, Any], base: Mapping[str, Any]) -
     name = given.get("data") or data.get("name", DEFAULTS["data"])
     client = given.get("client") or given.get("data.client") or data.get("client")
     named = given.get("split") or section_of(base, "split").get("name")
-    return given if named or not tells_clients(name, client) else {**given, "split": "natural"}
+    return given if named or not tells_clients(str(name), client) else {**given, "split": "natural"}
 
 
 def tells_clients(data: str, client: str | None) -> bool:

@@ -2,9 +2,10 @@
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -103,6 +104,60 @@ class Observer(Protocol):
 
 
 @dataclass(frozen=True)
+class Beginning:
+    """A run before its first round, or before the next one if it goes on."""
+
+    method: str
+    seed: int
+    clients: Sequence[str]
+    """What the clients are called."""
+    settings: Record | None
+    """Everything that decides the run, as a settings file has it, if that is known."""
+    folder: "Path | None"
+    """Where the run is written, if it is."""
+    rounds: Sequence[Record]
+    """The records of the rounds that are done already."""
+    groups: Sequence[Record]
+    """Who was grouped with whom in these."""
+
+    @property
+    def name(self) -> str:
+        """What to call the run."""
+        return f"{self.method}-seed{self.seed}" if self.folder is None else self.folder.absolute().name
+
+
+@runtime_checkable
+class CloseObserver(Observer, Protocol):
+    """An observer who is told more: how a run begins, every client's scores, and that the run was stopped."""
+
+    def run_begun(self, beginning: Beginning) -> None:
+        """The first round is about to begin, or the next one of a run that goes on."""
+
+    def clients_scored(self, number: int, scores: ClientScores) -> None:
+        """The clients have been scored after the round of this number; its record follows."""
+
+    def run_left(self) -> None:
+        """The run was stopped or has failed, and may go on later."""
+
+
+def _close(observers: Sequence[Observer]) -> list[CloseObserver]:
+    return [observer for observer in observers if isinstance(observer, CloseObserver)]
+
+
+@contextmanager
+def _attended(observers: Sequence[Observer], beginning: Beginning) -> Iterator[None]:
+    """While a run goes on: close observers are told how it begins, and if it is left before its end."""
+    try:
+        for observer in _close(observers):
+            observer.run_begun(beginning)
+        yield
+    except BaseException:
+        for observer in _close(observers):
+            observer.run_left()
+        raise
+
+
+@dataclass(frozen=True)
 class Result:
     """What a run gave.
 
@@ -181,10 +236,12 @@ def fit(
     resume: Checkpoint | None = None,
     describe: Record | None = None,
     keep_models: bool = True,
+    folder: "Path | None" = None,
 ) -> Result:
     """Run a method on a federation from the beginning, or on from a checkpoint.
 
     With `keep_models` the result has the models that clients predict with at the end. Real sites have their own anyway.
+    `folder` tells observers where the run is written.
 
     Two fits with the same settings give the same numbers to the last bit, and so does one that was resumed; only keys
     that end in `seconds` differ.
@@ -201,7 +258,30 @@ def fit(
     keep_last, prior = "last" in scoring.views, method.local.own_prior
     fed.begin(method.rounds, keep_last, test_data=method.reads_test_data, prior=prior)
     now = Checkpoint(None, {}, 0.0) if resume is None else replace(resume)
-    course = _Course(fed, scoring.insights, now, time.perf_counter())
+    course = _Course(fed, scoring, observers, now, time.perf_counter())
+    settings = None
+    if fed.world is not None:
+        settings = {**fed.world, "method": {"name": method.name, **vars(method)}, "scoring": vars(scoring)}
+    beginning = Beginning(method.name, fed.seed, fed.names, settings, folder, [*now.rounds], [*now.groups])
+    with _attended(observers, beginning):
+        scores, served, models = _all_rounds(method, course, resume, keep_models)
+        sizes = fed.sizes.tolist()
+        clients = [_client_record(fed, sizes, scores, row, truth) for row in range(len(scores.clients))]
+        pooled = pooled_scores(fed, served, scoring, scores)
+        summary = _summary(method, fed, now, scores, pooled, truth, _described(fed) if describe is None else describe)
+        records = (now.rounds, clients, now.groups, now.insights)
+        result = Result(summary, *records, now.state, served, models, settings, fed.origin)
+        last = course.checkpoint()
+        for observer in observers:
+            observer.run_done(last, result)
+        return result
+
+
+def _all_rounds(
+    method: Procedure, course: "_Course", resume: Checkpoint | None, keep_models: bool
+) -> tuple[ClientScores, Served, ServedModels | None]:
+    """Do the rounds that are left, and give how clients do at the end, with what, and their models if they are kept."""
+    fed, now, scoring = course.fed, course.now, course.scoring
     if resume is None:
         with fed.method_at_work():
             fed.agree_on_scales()
@@ -226,6 +306,8 @@ def fit(
             if number == method.rounds and keep_models:
                 models = ServedModels.of(fed, served, scores.groups)
             change = change if served.index is not None else _group_change(number, scores.groups, now.groups)
+            for close in _close(course.observers):
+                close.clients_scored(number, scores)
             record = _round_record(fed, scores, course.seconds)
             now.rounds.append(record)
             if scoring.insights:
@@ -233,7 +315,7 @@ def fit(
                     found = now.findings | _plain(method.insight(fed, now.state))
                 now.insights.append({"round": number} | found)
         checkpoint = course.checkpoint()
-        for observer in observers:
+        for observer in course.observers:
             observer.round_done(checkpoint, record, change)
         del checkpoint  # what clients keep is copied for it only if an observer holds on to it
     if scores is None or served is None:  # resumed after the last round
@@ -242,19 +324,7 @@ def fit(
         scores = score(fed, served, scoring, method.local, _take_home(fed, served, keep_models))
         models = ServedModels.of(fed, served, scores.groups) if keep_models else None
         fed.restore(resume.federation)  # type: ignore[union-attr]  # scoring again must not count twice
-    sizes = fed.sizes.tolist()
-    clients = [_client_record(fed, sizes, scores, row, truth) for row in range(len(scores.clients))]
-    pooled = pooled_scores(fed, served, scoring, scores)
-    summary = _summary(method, fed, now, scores, pooled, truth, _described(fed) if describe is None else describe)
-    settings = None
-    if fed.world is not None:
-        settings = {**fed.world, "method": {"name": method.name, **vars(method)}, "scoring": vars(scoring)}
-    records = (now.rounds, clients, now.groups, now.insights)
-    result = Result(summary, *records, now.state, served, models, settings, fed.origin)
-    last = course.checkpoint()
-    for observer in observers:
-        observer.run_done(last, result)
-    return result
+    return scores, served, models
 
 
 def _described(fed: Federation) -> Record:
@@ -274,8 +344,8 @@ class _Course:
     """A run in progress: the method's state, and what is recorded of it."""
 
     fed: Federation
-    noting: bool
-    """Whether what the method notes is recorded."""
+    scoring: Scoring
+    observers: Sequence[Observer]
     now: Checkpoint
     """Where the run is; `federation` and `seconds` are still those with which it began or went on."""
     started: float
@@ -289,7 +359,7 @@ class _Course:
         """Go on from what the method gave: a state, perhaps with what it has noted."""
         noted = outcome if isinstance(outcome, Noted) else Noted(outcome, {})
         self.now.state = noted.state
-        if self.noting:
+        if self.scoring.insights:
             self.now.findings = self.now.findings | _plain(noted.findings)
 
     def checkpoint(self) -> Checkpoint:
