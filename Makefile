@@ -5,7 +5,7 @@ BIN := .venv/bin
 # One thread per process: the tests run side by side, and small operations do not gain from more.
 export OMP_NUM_THREADS = 1
 
-.PHONY: venv demo test test-slow lint docs bench clean
+.PHONY: venv demo test test-slow test-browser lint docs bench clean
 
 venv: .venv/done
 
@@ -25,10 +25,17 @@ lint: venv
 	$(BIN)/lint-imports --no-cache
 
 test: lint
-	$(BIN)/pytest -n auto -m "not slow"
+	$(BIN)/pytest -n auto -m "not slow" --ignore=tests/browser
 
 test-slow: lint
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --ignore=tests/browser
+
+# Pages in a real browser: Chromium from the system's packages, driven by Playwright.
+test-browser: venv
+	command -v chromium || command -v chromium-browser || command -v google-chrome || \
+		(apt-get update --quiet && apt-get install --quiet --yes chromium)
+	$(BIN)/pip install --quiet --requirement requirements-browser.lock
+	$(BIN)/pytest tests/browser
 
 docs: venv
 	$(BIN)/coterie methods --write docs/methods

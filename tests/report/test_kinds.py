@@ -22,8 +22,8 @@ from support.drawn_runs import drawn, evaluated, images, lines, stored, titles, 
 
 EXAMPLE = {"sweep": {"x": "mu"}}
 KINDS = (
-    *("bars", "curves", "gain", "images", "labels", "loss-variance", "losses", "matrix", "mixing", "pca", "silhouette"),
-    *("spread", "sweep", "trust"),
+    *("bars", "curves", "gain", "images", "labels", "loss-variance", "losses", "matrix", "mixing", "pca", "ranked"),
+    *("silhouette", "spread", "sweep", "trust"),
 )
 
 

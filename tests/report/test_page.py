@@ -9,6 +9,7 @@ import pytest
 from coterie.report import page
 from coterie.report.comparison import write_comparison
 from coterie.report.figures import style
+from coterie.report.page import Section
 from coterie.runs.comparison import compare
 from coterie.runs.settings import Settings
 
@@ -101,8 +102,8 @@ def test_a_page_has_the_table_the_figures_and_the_settings(compared):
     said = "".join(reader.text)
     for heading in ("Methods", "Every client", "Figures", "The split", "What it cost", "Settings"):
         assert f"<h2>{heading}</h2>" in text
-    # Accuracies and gains of clients, two curves, the spread over clients, and the split.
-    assert len(reader.all("figure")) == len(reader.all("svg")) == 6
+    # What clients gain, sorted, and side by side; their accuracies, two curves, the spread over them, and the split.
+    assert len(reader.all("figure")) == len(reader.all("svg")) == 7
     assert text.index("<table>") < text.index("<tbody>") < text.index("</tbody>")
     first = text[text.index("<table>") : text.index("</table>")]
     assert first.count("<tr>") == 1 + len(rows)
@@ -141,7 +142,7 @@ def test_the_best_cells_of_a_table_are_marked():
         lambda text: page.parts.listed([text]),
         lambda text: page.parts.folded(text, text),
         lambda text: page.parts.table([text], [[text]], values=[[text]]),
-        lambda text: page.parts.figure("", text, text, False),
+        lambda text: page.parts.figure("", text, text, False, text),
         page.prose,
     ],
 )
@@ -160,13 +161,13 @@ def test_names_between_backticks_are_code_and_nothing_else_is():
 
 def test_a_page_replaces_an_older_one_whole(tmp_path):
     for title in ("first", "second"):
-        page.write_page(tmp_path / "x.html", title, "", [("A & B", page.parts.paragraphs("1 < 2"))])
+        page.write_page(tmp_path / "x.html", title, "", [Section("A & B", page.parts.paragraphs("1 < 2"))])
     assert [path.name for path in tmp_path.iterdir()] == ["x.html"]
     assert "".join(read(tmp_path / "x.html").text).count("second") == 2
     assert "A & B" in read(tmp_path / "x.html").text
 
 
-@pytest.mark.parametrize(("columns", "mark", "least"), [(1, "<figure>", 457), (3, "<figure class=broad>", 571)])
+@pytest.mark.parametrize(("columns", "mark", "least"), [(1, "<figure data", 457), (3, "<figure class=broad data", 571)])
 def test_panels_side_by_side_have_the_whole_width_and_shrink_less(columns, mark, least):
     drawn, _ = style.figure(7, 2, columns)
     text = page.figure(drawn, "Small")

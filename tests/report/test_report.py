@@ -75,10 +75,21 @@ def test_the_page_has_all_its_parts(text):
 
 def test_every_figure_that_the_records_allow_is_there(text):
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", text)
-    words = ("gained", "Mean accuracy", "sent while", "worst client", "How far", "CAFA", "AutoCFL", "SLFed", "mixed of")
+    words = (
+        "gains with",
+        "gained",
+        "Mean accuracy",
+        "sent while",
+        "worst client",
+        "How far",
+        "CAFA",
+        "AutoCFL",
+        "SLFed",
+        "mixed of",
+    )
     for word in words:
         assert any(word in caption for caption in captions), word
-    assert len(captions) == len(set(captions)) == 10
+    assert len(captions) == len(set(captions)) == 11
 
 
 def test_without_insights_there_are_fewer_figures(folder, tmp_path):
@@ -87,7 +98,7 @@ def test_without_insights_there_are_fewer_figures(folder, tmp_path):
         run.insights.clear()
     write_report(tmp_path / "x.html", "x", runs)
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", (tmp_path / "x.html").read_text())
-    assert len(captions) == 5  # gains, two curves, the spread over clients, the split
+    assert len(captions) == 6  # gains with the best and with all, two curves, the spread over clients, the split
 
 
 def test_gains_of_clients_are_those_of_the_records(folder, text):

@@ -9,8 +9,10 @@ from coterie.report import page, printing, sections
 from coterie.report.clients import every_client
 from coterie.report.figures import clients_figure, split_figure, style
 from coterie.report.figures.records import MANY_CLIENTS
+from coterie.report.page import Section
 from coterie.report.studies import write_tables
 from coterie.report.tables import Comparison, compared
+from coterie.report.verdict import verdict
 from coterie.report.words import COLUMNS
 from coterie.runs.comparison import Entry, run_folder
 from coterie.runs.folder import StoredRun
@@ -48,20 +50,16 @@ def write_comparison(path: Path, title: str, entries: Sequence[Entry]) -> list[C
         of_clients = "Each client's accuracy at the end" + (", with the first seed." if rows[0].seeds > 1 else ".")
         of_each = clients_figure({name: some[0].clients for name, some in runs.items()})
         every = page.figure(of_each, of_clients) if len(population) <= MANY_CLIENTS else Markup()
-        page.write_page(
-            path,
-            title,
-            lead,
-            [
-                ("Methods", sections.methods_table(runs)),
-                ("More than chance?", tested),
-                ("Every client", every + every_client(runs)),
-                ("Figures", sections.figures(runs)),
-                ("The split", page.figure(split, sections.split_caption(runs))),
-                ("What it cost", sections.costs(runs)),
-                ("Settings", sections.settings({name: some[0].settings for name, some in runs.items()})),
-            ],
-        )
+        content = [
+            Section("Methods", sections.methods_table(runs)),
+            Section("More than chance?", tested),
+            Section("Every client", every + every_client(runs), folded=True),
+            Section("Figures", sections.figures(runs)),
+            Section("The split", page.figure(split, sections.split_caption(runs)), folded=True),
+            Section("What it cost", sections.costs(runs), folded=True),
+            Section("Settings", sections.settings({name: some[0].settings for name, some in runs.items()})),
+        ]
+        page.write_page(path, title, lead, content, verdict(runs), sections.main_figure(runs))
     return rows
 
 

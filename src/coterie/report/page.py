@@ -6,10 +6,12 @@ by themselves on a narrow screen: shrunk to a phone's width, nobody could read t
 """
 
 import html
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from zlib import crc32
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.ext import Extension
@@ -17,12 +19,26 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from coterie.core.files import write_whole
-from coterie.report.figures import svg
+from coterie.report.figures import pointer, svg
 
-Section = tuple[str, Markup]
-"""A heading and its content."""
+
+class Section(NamedTuple):
+    """A part of a page."""
+
+    heading: str
+    content: Markup
+    folded: bool = False
+    """Whether the content is shown only when one asks for it."""
+
+    @property
+    def anchor(self) -> str:
+        """By what links find it."""
+        return re.sub(r"[^a-z0-9]+", "-", self.heading.lower()).strip("-")
+
 
 _GENERATOR = "coterie"
+
+_NOTHING = Markup()
 
 _SMALLEST = 0.68
 """How much a figure may shrink: below, it scrolls, because nobody could read its labels."""
@@ -65,10 +81,16 @@ parts: Any = _templates.get_template("parts.html").module
 """The parts of a page, such as `parts.table(header, rows)`; the template says what there is."""
 
 
-def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -> None:
-    """Write the page; `title` is plain text, `lead` prose. Empty sections are left out."""
-    sortable = any("class=sortable" in content for _, content in sections)
-    told = {"title": title, "lead": lead, "sections": sections, "sortable": sortable, "generator": _GENERATOR}
+def write_page(
+    path: Path, title: str, lead: str, sections: Sequence[Section], said: Sequence[str] = (), main: Markup = _NOTHING
+) -> None:
+    """Write the page; `title` is plain text, `lead` prose. Empty sections are left out.
+
+    `said` are sentences of prose that say what it comes to, the most important one first, and `main` is what to look at
+    before all else.
+    """
+    shown = [section for section in sections if section.content]
+    told = {"title": title, "lead": lead, "said": said, "main": main, "sections": shown, "generator": _GENERATOR}
     write_whole(path, _templates.get_template("page.html").render(told))
 
 
@@ -83,8 +105,12 @@ def figure(drawn: Figure, caption: str) -> Markup:
 
     On a screen that is too narrow for its labels it scrolls, and on a wide one it does not grow without bounds.
     """
+    # Captions differ, and so do the identifiers of what different figures on a page consist of.
+    found = pointer.identify(drawn, f"f{crc32(caption.encode()):x}-")
+    picture = Markup(svg(drawn).removeprefix("<svg"))
+    pointer.locate(drawn, found)
     width = _PIXELS * drawn.get_size_inches()[0]
     broad = any(place.get_gridspec().ncols > 1 for axes in drawn.axes if (place := axes.get_subplotspec()))
     smallest = _SMALLEST_BROAD if broad else _SMALLEST
     bounds = f"min-width:{smallest * width:.0f}px;max-width:{1.3 * width:.0f}px"
-    return parts.figure(Markup(svg(drawn).removeprefix("<svg")), caption, bounds, broad)
+    return parts.figure(picture, caption, bounds, broad, json.dumps(found.as_json(), separators=(",", ":")))

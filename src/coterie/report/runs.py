@@ -7,7 +7,9 @@ from coterie.core.errors import SettingsError
 from coterie.report import page, sections
 from coterie.report.clients import every_client
 from coterie.report.figures import style
+from coterie.report.page import Section
 from coterie.report.tables import same_outcome
+from coterie.report.verdict import verdict
 from coterie.runs.folder import StoredRun
 from coterie.runs.identity import names_apart
 
@@ -35,22 +37,16 @@ def write_report(path: Path, title: str, stored: Sequence[StoredRun]) -> dict[st
     notes = [f"Not finished, and not on this page: {', '.join(open_ones)}."] if open_ones else []
     notes += _differing(finished, runs)
     with style.same_looks(runs):
-        page.write_page(
-            path,
-            title,
-            _lead(runs),
-            [
-                (
-                    "Methods" if len(runs) > 1 else "The run",
-                    sections.methods_table(runs) + page.parts.paragraphs(*notes),
-                ),
-                ("Every client", every_client(runs)),
-                ("Figures", sections.figures(runs)),
-                ("The split", sections.split(runs)),
-                ("What it cost", sections.costs(runs)),
-                ("Settings", sections.settings({name: some[0].settings for name, some in runs.items()})),
-            ],
-        )
+        table = sections.methods_table(runs) + page.parts.paragraphs(*notes)
+        content = [
+            Section("Methods" if len(runs) > 1 else "The run", table),
+            Section("Every client", every_client(runs), folded=True),
+            Section("Figures", sections.figures(runs)),
+            Section("The split", sections.split(runs), folded=True),
+            Section("What it cost", sections.costs(runs), folded=True),
+            Section("Settings", sections.settings({name: some[0].settings for name, some in runs.items()})),
+        ]
+        page.write_page(path, title, _lead(runs), content, verdict(runs), sections.main_figure(runs))
     return runs
 
 

@@ -15,6 +15,7 @@ from coterie.report.figures.records import MANY_CLIENTS
 from coterie.report.figures.relations import MOST_MIXED, mixed_over_time
 from coterie.report.page import parts
 from coterie.report.tables import best_cells, compared, comparison_cells, megabytes, worlds_of
+from coterie.report.verdict import leader
 from coterie.report.words import DIRECTIONS, KINDS
 from coterie.runs.folder import StoredRun
 from coterie.runs.identity import world_of
@@ -40,6 +41,21 @@ def methods_table(runs: Runs) -> Markup:
 
 
 # Figures
+
+
+def main_figure(runs: Runs) -> Markup:
+    """What each client gains with the method by which clients fare best, over training alone or one model for all."""
+    best = leader(runs)
+    for reference, words in (("local", "training alone"), ("fedavg", "one model for all")):
+        caption = (
+            f"What each client gains with {best} over {words}, in points, from the client that gains least. Lines are "
+            "95 % confidence intervals by the number of a client's test samples; hollow dots may be chance."
+        )
+        shown = drawn("ranked", runs, caption, method=best, over=reference)
+        if shown:
+            return shown
+    return Markup()
+
 
 _FIGURES: tuple[tuple[str, dict[str, Any], str], ...] = (
     ("curves", {}, "Mean accuracy of all clients on test data; the area is a standard deviation over seeds."),

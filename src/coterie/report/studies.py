@@ -13,7 +13,7 @@ from coterie.core.errors import CoterieError, SettingsError
 from coterie.core.files import write_whole
 from coterie.report import page, printing
 from coterie.report.figures import asked, draw, save, style
-from coterie.report.page import parts
+from coterie.report.page import Section, parts
 from coterie.report.results import ResultTable, Summary, study_summary, study_tables
 from coterie.studies.campaign import Results
 from coterie.studies.study import Study
@@ -123,14 +123,15 @@ def _write_page(path: Path, results: Results, report: Report, figures: list[tupl
     study = results.study
     done = sum(map(len, results.runs.values()))
     lead = f"{study.about} {done} of {results.seeds * len(results.runs)} runs are done.".strip()
-    sections: list[page.Section] = [(table.spec.title, printing.html(table)) for table in report.shown]
+    sections = [Section(table.spec.title, printing.html(table)) for table in report.shown]
     if sections:
-        sections.append(("What it comes to", printing.summary_html(report.summary)))
+        sections.append(Section("What it comes to", printing.summary_html(report.summary)))
     if figures:
-        sections.append(("Figures", parts.figures(page.figure(figure, title) for title, figure in figures)))
+        drawn = parts.figures(page.figure(figure, title) for title, figure in figures)
+        sections.append(Section("Figures", drawn))
     if study.sources:
         choices = (page.prose(f"`{name}`: {why}") for name, why in study.sources.items())
-        sections.append(("Choices and where they come from", parts.listed(choices)))
+        sections.append(Section("Choices and where they come from", parts.listed(choices), folded=True))
     options = "\n".join(f"{name} = {value}" for name, value in study.options.items())
-    sections.append(("Options of every run", parts.code(options)))
+    sections.append(Section("Options of every run", parts.code(options), folded=True))
     page.write_page(path, _heading(study), lead, sections)

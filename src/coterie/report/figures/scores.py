@@ -282,6 +282,66 @@ class Gain(Kind):
         axes.plot(places[chance], values[chance], **looks, markerfacecolor="white")
 
 
+@kind("ranked")
+class Ranked(Kind):
+    """What each client gained with one method over another, from the client that gained least, with intervals."""
+
+    method: str = ""
+    """The runs that are shown, by name; by default those whose clients gained most on average."""
+
+    over: str = "local"
+    """The method it is compared with, by name."""
+
+    key: str = "accuracy"
+    """What is compared: a key of clients.jsonl."""
+
+    def draw(self, runs: Runs, title: str = "") -> Figure:
+        """A dot for each client, or of many clients a curve; what is no more than chance is hollow."""
+        score = Score(self.key)
+        name, gained = self._gained(runs, score)
+        values = score.factor * np.array([one.value for one in gained.values()])
+        order = np.argsort(score.sign * values, kind="stable")
+        made, (axes,) = style.figure(7.4, 3.4)
+        with matplotlib.rc_context(style.STYLE):
+            axes.axhline(0, color="#444444", linewidth=1)
+            if len(values) > MANY_CLIENTS:
+                style.quantiles(axes, name, values, 0)
+            else:
+                self._dots(axes, [[*gained.items()][place] for place in order], score)
+            axes.set(xlabel=style.SORTED if len(values) > MANY_CLIENTS else "client", ylabel=score.points)
+            style.entitle(axes, title or f"{name}: what each client gains over {self.over}")
+        return made
+
+    def _gained(self, runs: Runs, score: Score) -> tuple[str, dict[str, Gained]]:
+        """The runs that are shown, by name, and the gain of each of their clients."""
+        others = gained_over(runs, self.over, score).values()
+        wanted = [item for found in others for item in found.items() if self.method in ("", item[0])]
+        if not wanted:
+            raise NotRecordedError(f"ranked: no runs in the same world as one of {self.over}")
+        return max(wanted, key=lambda item: score.sign * np.mean([one.value for one in item[1].values()]))
+
+    def _dots(self, axes: Axes, gained: Sequence[tuple[str, Gained]], score: Score) -> None:
+        """Gains and losses that are more than chance in colours of their own, with their intervals."""
+        for label, color, shown in (
+            ("gains", style.PALETTE[0], lambda one: one.clear and score.sign * one.value > 0),
+            ("loses", style.PALETTE[5], lambda one: one.clear and score.sign * one.value < 0),
+            ("may be chance", style.PALETTE[6], lambda one: not one.clear),
+        ):
+            places = [place for place, (_, one) in enumerate(gained) if shown(one)]
+            some = [gained[place][1] for place in places]
+            bounded = [(place, *one.ends) for place, one in zip(places, some, strict=True) if one.ends]
+            if bounded:
+                at, low, high = np.array(bounded).T
+                axes.vlines(at, score.factor * low, score.factor * high, color=color, linewidth=1.2, alpha=0.5)
+            if some:
+                values = [score.factor * one.value for one in some]
+                inside = "white" if label == "may be chance" else color
+                axes.plot(places, values, "o", markersize=5, label=label, color=color, markerfacecolor=inside)
+        style.name_clients(axes, [name for name, _ in gained], most=20)
+        axes.set_xlim(-0.7, len(gained) - 0.3)
+        axes.legend(loc="upper left" if score.sign > 0 else "upper right")  # where sorted clients leave room
+
+
 _MANY_LINES = 120
 """Intervals that a panel has room for; of more clients and methods only the dots are drawn."""
 

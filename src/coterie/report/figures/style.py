@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import matplotlib
 import numpy as np
@@ -314,8 +315,17 @@ def shortened(names: Sequence[str], most: int = 16) -> list[str]:
     return max(ways, key=lambda way: len(set(way)))  # the first of those that are as good
 
 
+_clients: WeakKeyDictionary[Axes, list[str]] = WeakKeyDictionary()
+
+
+def clients_on(axes: Axes) -> Sequence[str]:
+    """The names of the clients at the places 0, 1, ... of axes that have clients below."""
+    return _clients.get(axes, [])
+
+
 def name_clients(axes: Axes, names: Sequence[str], most: int, both: bool = False) -> None:
     """At most about `most` names of clients below the axes, upright if long, and with `both` also at the left."""
+    _clients[axes] = list(names)
     shown = range(0, len(names), -(-len(names) // most))
     labels = shortened([names[place] for place in shown])
     upright = sum(len(label) + 1 for label in labels) > 4 * most
