@@ -17,6 +17,8 @@ from coterie.methods import methods
 from coterie.nets import nets
 
 if TYPE_CHECKING:
+    from coterie.advice.advised import Advice
+    from coterie.advice.advising import advise
     from coterie.clients import programs, sharing
     from coterie.clients.clients import Clients, Evaluation
     from coterie.clients.programs import program
@@ -47,6 +49,9 @@ __all__ = sorted([*_HOMES, "__version__", "methods", "nets"])
 
 _public = when_asked(__name__, _HOMES)
 
+links["Advice.record"] = "coterie.advice.files:record"
+links["Advice.save"] = "coterie.advice.files:save"
+links["Advice.sentences"] = "coterie.advice.words:sentences"
 links["Result.plot"] = "coterie.report.figures:run_figure"
 links["Result.save"] = "coterie.runs.folder:save_result"
 links["Result.load"] = "coterie.runs.folder:load_result"

@@ -509,7 +509,7 @@ def test_the_demo_shows_methods_side_by_side_and_a_page(call, tiny_demo):
     assert outcome.out.endswith("look at demo/index.html\n")
     page = Path("demo/index.html").read_text()
     html.parser.HTMLParser().feed(page)
-    assert page.count("<svg") == page.count("<figure") == 6
+    assert page.count("<svg") == page.count("<figure") == 7
     assert call("demo").out.endswith("look at demo-2/index.html\n")
     assert call("demo --out mine").out.endswith("look at mine/index.html\n")
 

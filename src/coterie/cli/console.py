@@ -119,11 +119,18 @@ class Follower:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
+        self._said: TaskID | None = None
 
     def watch(self, method: "Method", seed: int) -> "list[Line]":
         """The observers of one run, which has a line of its own."""
         task = self._progress.add_task(f"{method.name} [dim]seed {seed}[/dim]", total=method.rounds, figures="")
         return [Line(self._progress, task)]
+
+    def say(self, words: str) -> None:
+        """Say what is done now, in place of what was done before."""
+        if self._said is None:
+            self._said = self._progress.add_task(words, total=None, figures="", counted=False)
+        self._progress.update(self._said, description=words)
 
     def one_line(self, runs: int, rounds: int) -> "RunOfMany":
         """One line for this number of runs that says which of them is at work."""

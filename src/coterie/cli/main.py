@@ -14,6 +14,7 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError, Group, UnknownOptionError, UnusedCliTokensError
 
 from coterie._version import __version__
+from coterie.cli.advise import add_advise
 from coterie.cli.arguments import behind, listed, split_off
 from coterie.cli.compare import add_compare
 from coterie.cli.console import errors, tell
@@ -60,6 +61,7 @@ def _app(arguments: Sequence[str]) -> App:
     add_compare(app, behind("compare", arguments), _DO, 2)
     app.command(show, usage="Usage: coterie show RUN... [OPTIONS]", group=_DO, sort_key=3)
     app.command(report, usage="Usage: coterie report RUN... [OPTIONS]", group=_DO, sort_key=4)
+    add_advise(app, behind("advise", arguments), _DO, 5)
     add_split(app, behind("split", arguments), _DO, 5)
     app.command(export, group=_DO, sort_key=6)
     app.command(predict, group=_DO, sort_key=7)

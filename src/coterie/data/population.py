@@ -124,6 +124,18 @@ class Population:
             del told["target_shift"], told["target_scale"]
         return replace(self, x=filled(self.x, told["filling"]), **told)
 
+    def for_pilots(self, share: float, seed: int) -> "Population":
+        """The clients without their test data: of all else they have, a share stands for it, and a tenth validates."""
+        shards = []
+        for shard in self.shards:
+            own = generator(seed, "pilots", shard.name).permutation(np.concatenate([shard.train, shard.validation]))
+            tests = _part(len(own), share, len(own) - 1)
+            validation = _part(len(own), 0.1, len(own) - tests - 1)
+            parts = own[tests + validation :], own[tests : tests + validation], own[:tests]
+            shards.append(Shard(shard.name, *parts))
+        nothing = replace(self.server, test=np.empty(0, np.int64))
+        return replace(self, shards=tuple(shards), server=nothing)
+
     def label_counts(self, part: str = "train") -> np.ndarray:
         """How often each client has each label, [client, class]."""
         if not self.task.one_class:

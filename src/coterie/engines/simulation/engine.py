@@ -125,7 +125,7 @@ class Simulation:
         loss: str | LossFunction | None = None,
     ) -> None:
         """An engine for a population. It shares net, loss and samples with `beside`, which must have the same."""
-        self.computing = computing or Computing()
+        self.computing, self.population = computing or Computing(), population
         device, dtype = self.computing.find_device(), self.computing.dtype
         task = beside.net.task if beside else task_with(population.task, loss, population.classes, device)
         said = population.shape, population.classes, device, dtype, task, population.vocabulary

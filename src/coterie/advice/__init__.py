@@ -1,0 +1,1 @@
+"""Which method serves a federation: how its clients differ, what pilots show, and what follows from both."""
