@@ -33,6 +33,7 @@ METHODS = {
     "fedfomo": {"downloads": 3},
     "fedlc": {"tau": 0.5},
     "fesem": {"clusters": 2, "layer": "head"},
+    "fedgroup": {"clusters": 2, "group_rate": 0.01, "mu": 0.1},
     "cfl": {"warmup": 1, "mean_norm": 2.0, "client_norm": 0.0, "gamma": None},
     "fl-hc": {"cluster_round": 2, "distance": "cosine", "linkage": "average"},
     "hdbscan": {"cluster_round": 1, "recluster_every": 2, "noise": "global"},

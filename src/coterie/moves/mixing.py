@@ -94,6 +94,23 @@ def personal(similarity: Any, own: float = 1.0) -> Tensor:
     return torch.from_numpy(similarity / similarity.sum(axis=1, keepdims=True))
 
 
+def among(lengths: Any, rate: float) -> Tensor:
+    """Each group's mix of all groups' models [group, group]: its own by 1, others by rate over length (FedGroup).
+
+    `lengths` [group] are the Euclidean norms of the models; one that is all 0 counts for no other. Rows are scaled to
+    sum to 1. A rate of 0 mixes nothing.
+
+    >>> coterie.mixing.among([2.0, 1.0], rate=1.0)
+    tensor([[0.5000, 0.5000],
+            [0.3333, 0.6667]], dtype=torch.float64)
+    """
+    lengths = torch.as_tensor(lengths, dtype=torch.float64).cpu()
+    if not rate >= 0:
+        raise SettingsError(f"rate={rate}: 0 or more")
+    weights = torch.where(lengths > 0, rate / lengths, 0).repeat(len(lengths), 1).fill_diagonal_(1)
+    return weights / weights.sum(dim=1, keepdim=True)
+
+
 def attention(rows: Tensor, counted: Tensor, alpha: float, sigma: float) -> Tensor:
     """Each client's own mix [client, client]: another counts the more, the nearer its model is (FedAMP, Eq. 4).
 
