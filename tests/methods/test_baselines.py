@@ -37,6 +37,7 @@ METHODS = {
     "fedamp": {},
     "fedfomo": {"downloads": 2},
     "fedlc": {},
+    "fedsoft": {"clusters": 2},
     "fedgroup": {"clusters": 2},
 }
 EVERY = pytest.mark.parametrize("name", METHODS)
@@ -165,7 +166,7 @@ def test_permuting_clients_permutes_the_result(name):
 # Running statistics
 
 OWN_PARTS = {"lg-fedavg", "ditto", "fedrep", "fedper", "fedbn", "fedbabu", "fedamp", "fedfomo"}
-SEVERAL = {"fedgroup"}
+SEVERAL = {"fedgroup", "fedsoft"}
 ONE_MODEL = [name for name in METHODS if name not in OWN_PARTS | SEVERAL]
 
 

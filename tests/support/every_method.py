@@ -33,6 +33,7 @@ METHODS = {
     "fedfomo": {"downloads": 3},
     "fedlc": {"tau": 0.5},
     "fesem": {"clusters": 2, "layer": "head"},
+    "fedsoft": {"clusters": 2, "strength": 0.2},
     "fedgroup": {"clusters": 2, "group_rate": 0.01, "mu": 0.1},
     "cfl": {"warmup": 1, "mean_norm": 2.0, "client_norm": 0.0, "gamma": None},
     "fl-hc": {"cluster_round": 2, "distance": "cosine", "linkage": "average"},

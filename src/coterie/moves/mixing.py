@@ -228,6 +228,20 @@ def mixture_shares(losses: Tensor, shares: Tensor, steps: int = 1) -> Tensor:
     return shares
 
 
+def best_counts(losses: Tensor) -> Tensor:
+    """How many of a client's samples each of several models fits best, [client, model] (FedSoft); of equals the first.
+
+    `losses` are [client, model, sample]; NaN marks samples that are not there.
+
+    >>> coterie.mixing.best_counts(torch.tensor([[[0.1, 0.7, 0.5], [0.9, 0.3, 0.5]]]))
+    tensor([[2, 1]])
+    """
+    there = ~losses.isnan().all(dim=1)
+    best = losses.nan_to_num(nan=torch.inf).argmin(dim=1)  # [client, sample]
+    models = torch.arange(losses.shape[1], device=losses.device)[:, None]
+    return ((best.unsqueeze(1) == models) & there.unsqueeze(1)).sum(dim=2)
+
+
 def by_information(accuracy: Any, frequency: Any, share: float) -> Tensor:
     """FedFa's weights [client]: a part `share` is from how often clients took part, the rest from their accuracies.
 
