@@ -38,6 +38,7 @@ METHODS = {
     "fedfomo": {"downloads": 2},
     "fedlc": {},
     "fedsoft": {"clusters": 2},
+    "stocfl": {"threshold": 0.2},
     "fedgroup": {"clusters": 2},
 }
 EVERY = pytest.mark.parametrize("name", METHODS)
@@ -166,7 +167,7 @@ def test_permuting_clients_permutes_the_result(name):
 # Running statistics
 
 OWN_PARTS = {"lg-fedavg", "ditto", "fedrep", "fedper", "fedbn", "fedbabu", "fedamp", "fedfomo"}
-SEVERAL = {"fedgroup", "fedsoft"}
+SEVERAL = {"fedgroup", "fedsoft", "stocfl"}
 ONE_MODEL = [name for name in METHODS if name not in OWN_PARTS | SEVERAL]
 
 
