@@ -180,6 +180,7 @@ METHODS = {
     "fedlc": {"tau": 0.5},
     "ifca": {"clusters": 2, "init_retry": 1},
     "fesem": {"clusters": 2, "participation": 0.7},
+    "fedrc": {"clusters": 2, "participation": 0.7},
     "stocfl": {"threshold": 0.2, "participation": 0.7},
     "fedsoft": {"clusters": 2, "participation": 0.7},
     "fedgroup": {"clusters": 2, "group_rate": 0.01, "participation": 0.7},

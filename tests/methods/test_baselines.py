@@ -39,6 +39,7 @@ METHODS = {
     "fedlc": {},
     "fedsoft": {"clusters": 2},
     "stocfl": {"threshold": 0.2},
+    "fedrc": {"clusters": 2},
     "fedgroup": {"clusters": 2},
 }
 EVERY = pytest.mark.parametrize("name", METHODS)
@@ -167,7 +168,7 @@ def test_permuting_clients_permutes_the_result(name):
 # Running statistics
 
 OWN_PARTS = {"lg-fedavg", "ditto", "fedrep", "fedper", "fedbn", "fedbabu", "fedamp", "fedfomo"}
-SEVERAL = {"fedgroup", "fedsoft", "stocfl"}
+SEVERAL = {"fedgroup", "fedsoft", "stocfl", "fedrc"}
 ONE_MODEL = [name for name in METHODS if name not in OWN_PARTS | SEVERAL]
 
 

@@ -172,6 +172,7 @@ RESUMED = {
     "flis-hc": {},
     "compose": {},
     "fesem": {"clusters": 2},
+    "fedrc": {},
     "stocfl": {"threshold": 0.2},
     "fedsoft": {"clusters": 2, "estimate_every": 3},
     "fedgroup": {"clusters": 2, "founders": 1},

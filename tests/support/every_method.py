@@ -33,6 +33,7 @@ METHODS = {
     "fedfomo": {"downloads": 3},
     "fedlc": {"tau": 0.5},
     "fesem": {"clusters": 2, "layer": "head"},
+    "fedrc": {"clusters": 2, "momentum": 0.3},
     "stocfl": {"threshold": 0.2, "mu": 0.2, "anchor_epochs": 2.0},
     "fedsoft": {"clusters": 2, "strength": 0.2},
     "fedgroup": {"clusters": 2, "group_rate": 0.01, "mu": 0.1},

@@ -228,6 +228,19 @@ def mixture_shares(losses: Tensor, shares: Tensor, steps: int = 1) -> Tensor:
     return shares
 
 
+def label_frequencies(counts: Tensor) -> Tensor:
+    """The share of each label in each of several clusters, [cluster, class], from sums [cluster, class] (FedRC's C).
+
+    A label that a cluster does not have gets 1e-8. In a cluster that has nothing, all labels are equally frequent.
+
+    >>> coterie.mixing.label_frequencies(torch.tensor([[3.0, 1.0], [0.0, 0.0]]))
+    tensor([[0.7500, 0.2500],
+            [0.5000, 0.5000]])
+    """
+    total, even = counts.sum(dim=1, keepdim=True), torch.ones_like(counts) / counts.shape[1]
+    return torch.where(total > 0, counts / total, even).clamp(min=1e-8)
+
+
 def best_counts(losses: Tensor) -> Tensor:
     """How many of a client's samples each of several models fits best, [client, model] (FedSoft); of equals the first.
 
