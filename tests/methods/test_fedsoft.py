@@ -174,7 +174,7 @@ class TestNewcomers:
 def test_opposed_groups_are_served_better_by_own_models_and_by_centres():
     fed = opposed(samples=480)
     options = {"rounds": 12, "clusters": 2, "strength": 0.5, "rate": 0.3, "epochs": 5}
-    own, centre = FedSoft(**options).fit(fed), FedSoft(**options, serves="centre").fit(fed)
+    own, centre = FedSoft(**options).fit(fed), FedSoft(**options, predict_with="centre").fit(fed)
     plain = coterie.FedAvg(rounds=12, rate=0.3, epochs=5).fit(fed)
     assert own.summary["accuracy_mean"] > plain.summary["accuracy_mean"] + 0.2
     assert centre.summary["accuracy_mean"] > plain.summary["accuracy_mean"] + 0.2

@@ -78,7 +78,7 @@ class FedSoft(Method):
     start: Literal["own", "centres"] = "own"
     """Whether clients go on from their own models, or train anew from the mean of the centres that they are sent."""
 
-    serves: Literal["own", "centre"] = "own"
+    predict_with: Literal["own", "centre"] = "own"
     """What clients predict with: their own models, or the centre with the lowest loss on their training data."""
 
     def begin(self, fed: Federation) -> FedSoftState:
@@ -121,7 +121,7 @@ class FedSoft(Method):
 
     def serve(self, fed: Federation, state: FedSoftState) -> serving.Served:
         """Each client's own model, or the centre that fits it best."""
-        return serving.kept("model") if self.serves == "own" else serving.best_fit(state.models)
+        return serving.kept("model") if self.predict_with == "own" else serving.best_fit(state.models)
 
 
 @program
