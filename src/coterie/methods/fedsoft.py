@@ -52,7 +52,7 @@ class FedSoftState:
 
 @method("fedsoft")
 class FedSoft(Method):
-    """A client belongs to every cluster in part, and is pulled to all their centres. (Ruan et al., AAAI 2022)"""
+    """A client belongs to every cluster in part, and is pulled to all their centres. (Ruan and Joe-Wong, AAAI 2022)"""
 
     family = "clustered"
     sends = "a model each way; every few rounds all centres to everybody, and a number for each back"
