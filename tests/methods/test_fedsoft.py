@@ -120,7 +120,7 @@ def test_permuting_the_centres_permutes_the_result():
 
 
 class TestDrawn:
-    """Clients that are drawn for each centre by importance, as in the paper."""
+    """Clients that are drawn for each centre by importance."""
 
     def test_the_mean_is_right_on_average(self, monkeypatch):
         pulling(monkeypatch)

@@ -16,11 +16,12 @@ All pulls together are one, of strength lambda sum_s u_ks to the mean of the cen
 mean alone, made for it by the server, and all centres only when it has to count. A client goes on from its own model,
 as in the authors' program; with one centre and `start=centres` it is FedProx.
 
-The paper draws K clients for every centre by v_sk, and takes their plain mean; that is `drawn`, with replacement, so
-that the mean is right on average. The authors' program draws without, so that with K as large as the number of clients
-all centres would be equal. By default the cohort is a share of the clients, as in other methods, each weighted by v_sk
-in each centre. As published, the program stops in the first round: it gives the function that counts an argument that
-this does not take. The method was read from it and from public summaries, not from the paper's text.
+The authors draw K clients for every centre by v_sk, and take their plain mean. That is `drawn`, but with replacement,
+so that the mean is right on average: their program draws without, and with K as large as the number of clients all
+centres would be equal. By default the cohort is a share of the clients, as in other methods, each weighted by v_sk in
+each centre, as the program does if it selects nobody. As published, the program stops in the first round: it gives the
+function that counts an argument that this does not take. The method was read from it and from public summaries, not
+from the paper's text.
 """
 
 from typing import Annotated, Literal
@@ -72,8 +73,8 @@ class FedSoft(Method):
     """sigma: the least importance of a centre to a client. The authors'."""
 
     drawn: Annotated[int, at_least(0, "at least 1, or 0 for a cohort by participation")] = 0
-    """K: how many clients are drawn for each centre in a round, by importance, as in the paper. 0 draws a share of all
-    clients (`participation`)."""
+    """K: how many clients are drawn for each centre in a round, by importance; 15 of 20 in the authors' example. 0
+    draws a share of all clients (`participation`)."""
 
     start: Literal["own", "centres"] = "own"
     """Whether clients go on from their own models, or train anew from the mean of the centres that they are sent."""
