@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from coterie.data import Dataset, Split, load
     from coterie.data.division import Division
     from coterie.engines.simulation import Computing
-    from coterie.moves import evidence, grouping, mixing, sampling, trust
+    from coterie.moves import evidence, grouping, mixing, robust, sampling, trust
     from coterie.nets import Net
     from coterie.nets.stacks import Changes, Models
     from coterie.report import trackers

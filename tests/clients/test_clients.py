@@ -242,11 +242,12 @@ def test_evaluating_takes_models_per_client():
     "reach",
     [
         lambda clients, part: clients.evaluate(clients.initial(), part),
+        lambda clients, part: clients.labels(part),
         lambda clients, part: clients.label_counts(part),
         lambda clients, part: clients.inputs(part),
         lambda clients, part: clients.samples(0, part),
     ],
-    ids=["evaluate", "label_counts", "inputs", "samples"],
+    ids=["evaluate", "labels", "label_counts", "inputs", "samples"],
 )
 def test_test_data_is_out_of_reach_unless_scoring(reach, part):
     here = world(mlp)
@@ -281,6 +282,15 @@ def test_label_counts_are_the_clients_own(part):
     assert found.shape == (4, 3)
     for client, shard in enumerate(here.shards):
         assert found[client].tolist() == np.bincount(here.pool.y[shard.part(part)], minlength=3).tolist()
+
+
+@pytest.mark.parametrize("part", ["train", "validation"])
+def test_labels_are_in_the_order_of_a_clients_samples(part):
+    here = world(mlp)
+    found = here.clients().labels(part)
+    for client, shard in enumerate(here.shards):
+        own = shard.part(part)
+        assert found[client].tolist() == [*here.pool.y[own].tolist(), *[-1] * (found.shape[1] - len(own))]
 
 
 def test_sizes_and_names():

@@ -13,8 +13,10 @@ from coterie.clients.programs import train
 from coterie.core.errors import CoterieError, SettingsError
 from coterie.core.registry import options
 from coterie.data import Split
+from coterie.methods.compose import ComposeState
 from coterie.moves.composing import Alike
 from coterie.moves.mixing import by_samples, personal
+from coterie.nets.stacks import Models
 from coterie.server.federation import Answers
 from support.federations import at_round, same, uneven
 
@@ -122,6 +124,58 @@ def test_opposed_groups_are_found(evidence, grouping):
     parts = {"evidence": evidence, "grouping": grouping, "clusters": clusters, "layer": "all", "smallest": 3}
     made = coterie.Compose(rounds=2, group_round=1, **parts, **LEARN)
     assert made.fit(two_worlds()).summary["ari"] == 1
+
+
+class TestRobust:
+    """What stands in for a group's mean."""
+
+    def test_each_group_gets_what_its_members_have_in_common(self):
+        fed = at_round(two_worlds(6), 2)
+        before = fed.new_models(3)
+        home, weights = torch.tensor([0, 1] * 3), torch.tensor([[1, 0] * 3, [0, 1] * 3, [0] * 6]).double()
+        for name, rule in (
+            ("median", coterie.robust.median),
+            ("trimmed-mean", lambda w, m: coterie.robust.trimmed_mean(w, m, 0.3)),
+            ("geometric-median", coterie.robust.geometric_median),
+        ):
+            made = coterie.Compose(robust=name, trimmed=0.3, mixing="uniform")
+            state = ComposeState(before, home, weights)
+            after = made.round(at_round(fed, 2), state).models
+            sent = at_round(fed, 2).run(train, each=before[home], local=made.local).model
+            assert same(after[:2], rule(weights[:2], sent))
+            assert same(after[2], before[2])  # nobody is in it
+
+    def test_a_trimmed_mean_that_trims_nothing_is_the_mean(self):
+        fed, options = uneven(), {"rounds": 3, "grouping": "linkage", "group_round": 1}
+        trimmed = coterie.Compose(robust="trimmed-mean", trimmed=0.0, **options).fit(fed)
+        plain = coterie.Compose(**options).fit(fed)
+        torch.testing.assert_close(trimmed.state.models.parameters, plain.state.models.parameters, atol=1e-12, rtol=0)
+
+    @pytest.mark.parametrize("rule", ["median", "trimmed-mean", "geometric-median"])
+    def test_a_hostile_member_of_each_group_costs_little(self, rule):
+        # Two of ten clients, one in each of two groups, send their updates turned round and ten times as long.
+        def served(robust):
+            fed = two_worlds(10)
+            run = fed._engine.run
+
+            def hostile(call):
+                answers = run(call)
+                if call.program is not train or call.at.number < 3:
+                    return answers
+                models, sent = answers.outputs["model"], call.each["start"]
+                parameters = models.parameters.clone()
+                parameters[[4, 7]] = sent.parameters[[4, 7]] - 10 * (parameters - sent.parameters)[[4, 7]]
+                turned = Models(models.net, parameters, models.buffers)
+                return Answers(answers.clients, {**answers.outputs, "model": turned}, answers.letters)
+
+            fed._engine.run = hostile
+            made = coterie.Compose(
+                grouping="linkage", evidence="updates", clusters=2, group_round=2, rounds=8, robust=robust, **LEARN
+            )
+            return made.fit(fed).summary["accuracy_mean"]
+
+        assert served(rule) > served("none") + 0.2
+        assert served(rule) > 0.85
 
 
 @pytest.mark.parametrize("grouping", ["vote", "linkage", "kmeans", "bipartition"])

@@ -539,6 +539,15 @@ class Clients:
         blocks = inputs.to(self.net.dtype).split(rows_at_once(self.net, len(self)), dim=1)
         return torch.cat([self._form.outputs(models, block, shared=False) for block in blocks], dim=1)
 
+    def labels(self, on: str = "train") -> Tensor:
+        """The label of every sample, [client, sample], in the order of `losses`; -1 behind a client's last one."""
+        if not self.net.task.one_class:
+            raise CoterieError(f"labels: task={self.net.task.name} has no classes")
+        samples = self._samples((on,))
+        found = torch.full((len(self), max(samples.sizes)), -1)
+        found[samples.owner, samples.place] = self._pool.y[torch.from_numpy(samples.every).to(self._pool.device)].cpu()
+        return found.to(self._pool.device)
+
     def label_counts(self, on: str = "train") -> Tensor:
         """How often each client has each label, [client, class]."""
         if not self.net.task.one_class:

@@ -20,6 +20,8 @@ made of:
 | | `dbscan`, `density` | dense regions (AutoCFL Table 4; HDBSCAN) |
 | mixing | `samples`, `uniform` | members count by their samples, or alike |
 | | `similarity` | for each client its own mix of its group, by similarity (SLFed Eq. 19) |
+| robust | `median`, `trimmed-mean` | of each number, by these weights, where a group's mean would be (Yin et al.) |
+| | `geometric-median` | of the models (Pillutla et al.) |
 
 `coterie.moves.composing` puts evidence and groupings together. A client that was not there when groups were made is
 sent all models, chooses the one that fits its validation data best, and joins that group.
@@ -73,6 +75,13 @@ class Compose(Method):
 
     mixing: Literal["samples", "uniform", "similarity"] = "samples"
     """How the members of a group are weighted."""
+
+    robust: Literal["none", "median", "trimmed-mean", "geometric-median"] = "none"
+    """What stands in for the mean of a group's models, so that a few hostile or broken members cannot lead it astray;
+    see `coterie.robust`. Weights are those of `mixing`: with `samples`, who claims many has much to say."""
+
+    trimmed: Annotated[float, within("[0, 0.5)")] = 0.2
+    """For `trimmed-mean`: the part of a group's weight that is cut at either end; as much may be in hostile hands."""
 
     group_round: Count = 3
     """The round in which clients are compared and grouped. 3 is where AutoCFL does so."""
@@ -150,6 +159,9 @@ class Compose(Method):
             state = self._grouped(fed, replies, alike)
         weights = state.weights[:, replies.clients]
         weights = weights * replies.samples if self.mixing == "samples" else weights
+        if self.robust != "none":
+            models = composing.robustly_mixed(weights, replies.model, state.models, self)
+            return ComposeState(models, state.home, state.weights)
         return ComposeState(replies.mixed(weights, state.models), state.home, state.weights)
 
     def _placed(self, fed: Federation, state: ComposeState) -> ComposeState:
@@ -191,7 +203,9 @@ class Compose(Method):
         return serving.each(state.models, state.home.clamp(min=0))
 
     def insight(self, fed: Federation, state: ComposeState) -> Mapping[str, Any]:
-        """The weights by which each client's model is mixed of all models, if all clients take part."""
+        """The weights by which each client's model is mixed of all models, if all take part; none if it is no mean."""
+        if self.robust != "none":
+            return {}
         weights = state.weights * fed.sizes[: state.weights.shape[1]] if self.mixing == "samples" else state.weights
         mixed = (weights / weights.sum(dim=1, keepdim=True))[state.home.clamp(min=0)]
         return {"mixing": torch.where((state.home < 0)[:, None], torch.nan, mixed)}

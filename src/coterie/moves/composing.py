@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.moves import evidence, grouping
+from coterie.moves import evidence, grouping, robust
 from coterie.moves.grouping import Grouping
 from coterie.nets.stacks import Changes, Models, distances
 
@@ -77,6 +77,23 @@ def grouped(alike: Alike, samples: Tensor, seed: int, how: Any) -> Grouping:
             return grouping.dbscan(distance, apart, how.smallest, relative=False)
         case _:
             return grouping.density(distance, how.smallest)
+
+
+def robustly_mixed(weights: Tensor, models: Models, before: Models, how: Any) -> Models:
+    """Groups' models by weights [group, client]; `how` has the rule, as `Compose` declares it.
+
+    A group of which no member has sent a model keeps the one that it had `before` [group].
+    """
+    there = (weights > 0).any(dim=1)
+    match how.robust:
+        case "median":
+            mixed = robust.median(weights[there], models)
+        case "trimmed-mean":
+            mixed = robust.trimmed_mean(weights[there], models, how.trimmed)
+        case _:
+            mixed = robust.geometric_median(weights[there], models)
+    place = torch.where(there, there.cumsum(dim=0) - 1, len(mixed) + torch.arange(len(there)))
+    return Models.cat([mixed, before])[place]
 
 
 def home_of(groups: Grouping) -> tuple[Grouping, np.ndarray]:

@@ -94,6 +94,23 @@ def personal(similarity: Any, own: float = 1.0) -> Tensor:
     return torch.from_numpy(similarity / similarity.sum(axis=1, keepdims=True))
 
 
+def among(lengths: Any, rate: float) -> Tensor:
+    """Each group's mix of all groups' models [group, group]: its own by 1, others by rate over length (FedGroup).
+
+    `lengths` [group] are the Euclidean norms of the models; one that is all 0 counts for no other. Rows are scaled to
+    sum to 1. A rate of 0 mixes nothing.
+
+    >>> coterie.mixing.among([2.0, 1.0], rate=1.0)
+    tensor([[0.5000, 0.5000],
+            [0.3333, 0.6667]], dtype=torch.float64)
+    """
+    lengths = torch.as_tensor(lengths, dtype=torch.float64).cpu()
+    if not rate >= 0:
+        raise SettingsError(f"rate={rate}: 0 or more")
+    weights = torch.where(lengths > 0, rate / lengths, 0).repeat(len(lengths), 1).fill_diagonal_(1)
+    return weights / weights.sum(dim=1, keepdim=True)
+
+
 def attention(rows: Tensor, counted: Tensor, alpha: float, sigma: float) -> Tensor:
     """Each client's own mix [client, client]: another counts the more, the nearer its model is (FedAMP, Eq. 4).
 
@@ -209,6 +226,33 @@ def mixture_shares(losses: Tensor, shares: Tensor, steps: int = 1) -> Tensor:
     for _ in range(steps):
         shares = responsibilities(losses, shares).nanmean(dim=2)
     return shares
+
+
+def label_frequencies(counts: Tensor) -> Tensor:
+    """The share of each label in each of several clusters, [cluster, class], from sums [cluster, class] (FedRC's C).
+
+    A label that a cluster does not have gets 1e-8. In a cluster that has nothing, all labels are equally frequent.
+
+    >>> coterie.mixing.label_frequencies(torch.tensor([[3.0, 1.0], [0.0, 0.0]]))
+    tensor([[0.7500, 0.2500],
+            [0.5000, 0.5000]])
+    """
+    total, even = counts.sum(dim=1, keepdim=True), torch.ones_like(counts) / counts.shape[1]
+    return torch.where(total > 0, counts / total, even).clamp(min=1e-8)
+
+
+def best_counts(losses: Tensor) -> Tensor:
+    """How many of a client's samples each of several models fits best, [client, model] (FedSoft); of equals the first.
+
+    `losses` are [client, model, sample]; NaN marks samples that are not there.
+
+    >>> coterie.mixing.best_counts(torch.tensor([[[0.1, 0.7, 0.5], [0.9, 0.3, 0.5]]]))
+    tensor([[2, 1]])
+    """
+    there = ~losses.isnan().all(dim=1)
+    best = losses.nan_to_num(nan=torch.inf).argmin(dim=1)  # [client, sample]
+    models = torch.arange(losses.shape[1], device=losses.device)[:, None]
+    return ((best.unsqueeze(1) == models) & there.unsqueeze(1)).sum(dim=2)
 
 
 def by_information(accuracy: Any, frequency: Any, share: float) -> Tensor:
