@@ -165,6 +165,7 @@ RESUMED = {
     "fedamp": {},
     "fedfomo": {"downloads": 2},
     "fedlc": {},
+    "fedrod": {},
     "ifca": {},
     "fedem": {},
     "per-fedavg": {},

@@ -330,6 +330,13 @@ class Net:
                 return found.shape[1]
         raise SettingsError(f"net {self.name}: its last layer, {self.layers[-1]}, is not linear or not the end of it")
 
+    @cached_property
+    def head(self) -> Layout:
+        """The tensors of the part `head`, the last layer, in its vector: of a linear one weights, then biases."""
+        names, shapes = self.parameters.names, self.parameters.shapes
+        places = [place for place, belongs in enumerate(self._belong(names, "head")) if belongs]
+        return Layout(tuple(names[place] for place in places), tuple(shapes[place] for place in places))
+
     @property
     def batch_norms(self) -> Sequence[str]:
         """The names of the layers of batch normalisation."""

@@ -188,6 +188,7 @@ def _rule(served: Served) -> dict[str, Any]:
         "on": served.on,
         "shares": served.shares,
         "part": served.part,
+        "added": served.added,
         "personal": served.adapt,
     }
 
@@ -233,6 +234,7 @@ def score_client(
     on: str = "train",
     shares: str | None = None,
     part: str = "none",
+    added: Sequence[str] | None = None,
     personal: Stages = (),
     adapt: LocalTraining | None = None,
     last: bool = False,
@@ -243,7 +245,9 @@ def score_client(
 ) -> Outputs:
     """Score what the client is served on its own test and validation data."""
     own = clients.net.task.score
-    models, weights, outputs = _predicting(clients, models, weights, shared_part, kept, on, shares, part, personal)
+    models, weights, outputs = _predicting(
+        clients, models, weights, shared_part, kept, on, shares, part, added, personal
+    )
     if take_home:
         clients.take_home(models, weights)
     test, validation = clients.evaluate_each(models, ("test", "validation"), weights)
@@ -283,6 +287,7 @@ def predictions_of_client(
     on: str = "train",
     shares: str | None = None,
     part: str = "none",
+    added: Sequence[str] | None = None,
     personal: Stages = (),
     longest: int = 0,
 ) -> Outputs:
@@ -290,7 +295,7 @@ def predictions_of_client(
 
     Only simulations ask for it: at a real site both targets and predictions are the client's own.
     """
-    models, weights, _ = _predicting(clients, models, weights, shared_part, kept, on, shares, part, personal)
+    models, weights, _ = _predicting(clients, models, weights, shared_part, kept, on, shares, part, added, personal)
     found = clients.predictions(models, "test", weights)
     there = torch.arange(longest) < torch.tensor([len(y) for y, _ in found])[:, None]
     padded = []
@@ -317,6 +322,7 @@ def _predicting(
     on: str,
     shares: str | None,
     part: str,
+    added: Sequence[str] | None,
     personal: Stages,
 ) -> tuple[Models, Tensor | None, dict[str, Tensor]]:
     """The model [client] with which each client predicts, or models [client, model] and their weights, and a choice."""
@@ -330,6 +336,9 @@ def _predicting(
         choice = clients.best_fit(models, on)
         models = models.chosen(choice)
         outputs["choice"] = choice
+    if added is not None:
+        below = models.packed(added[0])
+        models = models.patched(added[0], below + clients.state(added[1], otherwise=torch.zeros_like(below)))
     for stage, (trains, local) in enumerate(personal):
         models = clients.adapt(models, local, trains, stage)
     return models, weights, outputs
