@@ -38,6 +38,7 @@ METHODS = {
     "fedfomo": {"downloads": 2},
     "fedlc": {},
     "fedrod": {},
+    "fedala": {"first_epochs": 3.0},
 }
 EVERY = pytest.mark.parametrize("name", METHODS)
 
@@ -160,7 +161,7 @@ def test_permuting_clients_permutes_the_result(name):
 
 # Running statistics
 
-OWN_PARTS = {"lg-fedavg", "ditto", "fedrep", "fedper", "fedbn", "fedbabu", "fedamp", "fedfomo"}
+OWN_PARTS = {"lg-fedavg", "ditto", "fedrep", "fedper", "fedbn", "fedbabu", "fedamp", "fedfomo", "fedala"}
 ONE_MODEL = [name for name in METHODS if name not in OWN_PARTS]
 
 

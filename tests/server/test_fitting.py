@@ -166,6 +166,7 @@ RESUMED = {
     "fedfomo": {"downloads": 2},
     "fedlc": {},
     "fedrod": {},
+    "fedala": {},
     "ifca": {},
     "fedem": {},
     "per-fedavg": {},
