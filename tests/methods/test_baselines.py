@@ -39,6 +39,7 @@ METHODS = {
     "fedlc": {},
     "fedrod": {},
     "fedala": {"first_epochs": 3.0},
+    "fedproto": {},
 }
 EVERY = pytest.mark.parametrize("name", METHODS)
 
@@ -161,7 +162,7 @@ def test_permuting_clients_permutes_the_result(name):
 
 # Running statistics
 
-OWN_PARTS = {"lg-fedavg", "ditto", "fedrep", "fedper", "fedbn", "fedbabu", "fedamp", "fedfomo", "fedala"}
+OWN_PARTS = {"lg-fedavg", "ditto", "fedrep", "fedper", "fedbn", "fedbabu", "fedamp", "fedfomo", "fedala", "fedproto"}
 ONE_MODEL = [name for name in METHODS if name not in OWN_PARTS]
 
 

@@ -167,6 +167,7 @@ RESUMED = {
     "fedlc": {},
     "fedrod": {},
     "fedala": {},
+    "fedproto": {},
     "ifca": {},
     "fedem": {},
     "per-fedavg": {},

@@ -227,6 +227,19 @@ def by_information(accuracy: Any, frequency: Any, share: float) -> Tensor:
     return (1 - share) * _parts(needs) + share * _parts(came)
 
 
+def by_class(means: Tensor, counts: Tensor, otherwise: Tensor) -> Tensor:
+    """The means of classes over clients, from each client's [client, class, ...] and its counts [client, class].
+
+    A class of which nobody counts anything gets what `otherwise` [class, ...] has there.
+
+    >>> means, counts = torch.tensor([[[1.0], [0.0]], [[4.0], [0.0]]]), torch.tensor([[1, 0], [2, 0]])
+    >>> coterie.mixing.by_class(means, counts, otherwise=torch.tensor([[9.0], [8.0]])).tolist()
+    [[3.0], [8.0]]
+    """
+    weights = counts.to(means) / counts.sum(dim=0).clamp(min=1)
+    return torch.where((counts > 0).any(dim=0).unsqueeze(1), torch.einsum("kc,kcd->cd", weights, means), otherwise)
+
+
 def _parts(values: Tensor) -> Tensor:
     """The values in proportion, summing to 1; all the same if they are all zero."""
     total = values.sum()
