@@ -181,6 +181,7 @@ METHODS = {
     "fedrod": {"participation": 0.7},
     "fedala": {"participation": 0.7},
     "fedproto": {"participation": 0.7},
+    "fedpac": {"participation": 0.7},
     "ifca": {"clusters": 2, "init_retry": 1},
     "fesem": {"clusters": 2, "participation": 0.7},
     "cfl": {"warmup": 1, "mean_norm": 2.0, "client_norm": 0.0, "gamma": None},

@@ -40,6 +40,7 @@ METHODS = {
     "fedrod": {},
     "fedala": {"first_epochs": 3.0},
     "fedproto": {},
+    "fedpac": {},
 }
 EVERY = pytest.mark.parametrize("name", METHODS)
 
@@ -162,7 +163,7 @@ def test_permuting_clients_permutes_the_result(name):
 
 # Running statistics
 
-OWN_PARTS = {"lg-fedavg", "ditto", "fedrep", "fedper", "fedbn", "fedbabu", "fedamp", "fedfomo", "fedala", "fedproto"}
+OWN_PARTS = {"lg-fedavg", "ditto", "fedrep", "fedper", "fedbn", "fedbabu", "fedamp", "fedfomo", "fedproto", "fedpac"}
 ONE_MODEL = [name for name in METHODS if name not in OWN_PARTS]
 
 

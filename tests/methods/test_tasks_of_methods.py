@@ -13,6 +13,7 @@ NEED_CLASSES = {
     "compose",
     "fedfa",
     "fedlc",
+    "fedpac",
     "fedproto",
     "fedrod",
     "flis-dc",

@@ -168,6 +168,7 @@ RESUMED = {
     "fedrod": {},
     "fedala": {},
     "fedproto": {},
+    "fedpac": {},
     "ifca": {},
     "fedem": {},
     "per-fedavg": {},

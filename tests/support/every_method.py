@@ -35,6 +35,7 @@ METHODS = {
     "fedrod": {"gamma": 0.5},
     "fedala": {"first_epochs": 3.0, "momentum": 0.3},
     "fedproto": {"strength": 0.5},
+    "fedpac": {"strength": 0.5, "head_rate": 0.2},
     "fesem": {"clusters": 2, "layer": "head"},
     "cfl": {"warmup": 1, "mean_norm": 2.0, "client_norm": 0.0, "gamma": None},
     "fl-hc": {"cluster_round": 2, "distance": "cosine", "linkage": "average"},
