@@ -18,9 +18,10 @@ Personal heads begin at zero, so a client that has not taken part predicts with 
 client has no sample is left out of its balanced risk, which is what log 0 means. The paper's second form, in which a
 network makes personal heads out of clients' shares of labels, is not here.
 
-Of the paper no more than the abstract was at hand, and of its authors no code: this is as PFLlib has it, which begins
-with h_p = h_g, so that first predictions have twice the logits. FL-bench never adds h_g to h_p and lets the personal
-risk move the features; FLGo's balanced risk is the label's probability instead of its negative log.
+Of the paper no more than the abstract was at hand, and of its authors no code: this is as PFLlib and fluke have it, but
+for heads that there begin as h_p = h_g, so that first predictions have twice the logits. FL-bench never adds h_g to h_p
+and lets the personal risk move the features. So does FLGo, whose balanced risk is the label's probability instead of
+its negative log.
 """
 
 from typing import Literal
