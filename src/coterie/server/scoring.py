@@ -183,14 +183,15 @@ _PREDICTIONS = 50_000_000
 
 def _rule(served: Served) -> dict[str, Any]:
     """What clients are told of the rule by which they find the model that they predict with."""
-    return {
+    rule = {
         "kept": served.kept,
         "on": served.on,
         "shares": served.shares,
         "part": served.part,
-        "added": served.added,
         "personal": served.adapt,
     }
+    # Sites with code from before there was anything to add need not hear of it where there is nothing.
+    return rule if served.added is None else rule | {"added": served.added}
 
 
 def known_groups(

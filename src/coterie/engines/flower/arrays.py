@@ -141,8 +141,8 @@ class ArrayNet(Net):
 
     @cached_property
     def features(self) -> NoReturn:
-        """The module has features, and the arrays have not."""
-        raise SettingsError("a Flower app's own handlers cannot give what the last layer of its net gets")
+        """Nor do they tell what the last layer gets."""
+        raise SettingsError("an app does not tell what its last layer gets: let Coterie train (`coterie deploy`)")
 
     def build(self, *arguments: Any, **more: Any) -> NoReturn:
         """There is no module here."""
