@@ -465,3 +465,38 @@ def test_a_protocol_that_reads_test_data_reaches_the_clients_own_alone():
     assert allowed.evaluate(here.models(), "test").samples.tolist() == [4] * 4
     with pytest.raises(CoterieError, match="test data is for scoring only"):
         allowed.evaluate(here.models(), "global")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", ["own models", "one model", "one client"])
+def test_class_means_are_of_what_the_last_layer_gets(form, kind):
+    here = world(normed, (7, 1) if kind != "one client" else (2,), (2, 4, 4))
+    count = len(here.shards)
+    models = here.models() if kind != "one model" else here.models(1)[0].expand(count)
+    features, squares = here.clients(form).class_means(models)
+    assert features.shape == (count, 3, 64)
+    counts = here.clients(form).label_counts()
+    assert (counts == 0).any()
+    for client in range(count):
+        seen = []
+        module = models[client].module()
+        module[-1].register_forward_pre_hook(lambda layer, inputs, seen=seen: seen.append(inputs[0]))
+        x, y = here.clients(form).samples(client)
+        module(x)
+        for label in range(3):
+            own = seen[0][y == label]
+            close(features[client, label], own.mean(dim=0) if len(own) else torch.zeros(64, dtype=torch.float64))
+            mean = own.square().sum(dim=1).mean() if len(own) else torch.tensor(0.0, dtype=torch.float64)
+            close(squares[client, label], mean)
+
+
+def test_class_means_of_samples_that_clients_share_are_each_ones():
+    here = world(mlp, (6, 6))
+    first, second = here.shards
+    shared = replace(here, shards=(first, replace(second, train=np.concatenate([second.train, first.train[:3]]))))
+    model = here.models(1)[0].expand(2)
+    found = shared.clients("loop").class_means(model)
+    for row in range(2):
+        alone = shared.clients("loop", chosen=[row]).class_means(model[:1])
+        close(found[0][row], alone[0][0])
+        close(found[1][row], alone[1][0])

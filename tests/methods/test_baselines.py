@@ -41,6 +41,10 @@ METHODS = {
     "stocfl": {"threshold": 0.2},
     "fedrc": {"clusters": 2},
     "fedgroup": {"clusters": 2},
+    "fedrod": {},
+    "fedala": {"first_epochs": 3.0},
+    "fedproto": {},
+    "fedpac": {},
 }
 EVERY = pytest.mark.parametrize("name", METHODS)
 
@@ -167,7 +171,7 @@ def test_permuting_clients_permutes_the_result(name):
 
 # Running statistics
 
-OWN_PARTS = {"lg-fedavg", "ditto", "fedrep", "fedper", "fedbn", "fedbabu", "fedamp", "fedfomo"}
+OWN_PARTS = {"lg-fedavg", "ditto", "fedrep", "fedper", "fedbn", "fedbabu", "fedamp", "fedfomo", "fedproto", "fedpac"}
 SEVERAL = {"fedgroup", "fedsoft", "stocfl", "fedrc"}
 ONE_MODEL = [name for name in METHODS if name not in OWN_PARTS | SEVERAL]
 

@@ -7,7 +7,10 @@ import coterie
 from coterie.core.errors import SettingsError
 from support.every_method import METHODS
 
-NEED_CLASSES = {"cafa", "cfic", "compose", "fedfa", "fedlc", "fedrc", "flis-dc", "flis-hc", "pacfl", "slfed"}
+NEED_CLASSES = {
+    *("cafa", "cfic", "compose", "fedfa", "fedlc", "fedpac", "fedproto", "fedrc", "fedrod", "flis-dc", "flis-hc"),
+    *("pacfl", "slfed"),
+}
 
 
 LAYERS = {"lg-fedavg": {"shares": "head"}}

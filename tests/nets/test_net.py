@@ -434,6 +434,30 @@ def test_features_are_what_the_last_layer_gets():
     assert ending_in(nn.Linear(5, 3)).features == 5
 
 
+def test_up_to_its_head_a_net_gives_features_and_changes_nothing_else():
+    made = ending_in(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3))
+    parameters, buffers = made.initial(rng(3))
+    x = torch.randn(6, 5, generator=rng(1))
+    outputs, after = made(parameters, buffers, (x,), Pass(training=True))
+    features, also_after = made.up_to_head(parameters, buffers, (x,), Pass(training=True))
+    head = made.head.views(parameters[made.part("head")])
+    torch.testing.assert_close(nn.functional.linear(features, *head.values()), outputs)
+    assert torch.equal(after, also_after)
+    assert not torch.equal(after, buffers)
+    assert (made.up_to_head.classes, made.classes) == (4, 3)
+    assert made.up_to_head is made.up_to_head
+
+
+def test_the_head_is_known_by_its_tensors_in_the_order_of_its_part():
+    made = ending_in(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    parameters, _ = made.initial(rng(3))
+    named = made.head.views(parameters[made.part("head")])
+    whole = made.parameters.views(parameters)
+    assert list(named) == ["2.weight", "2.bias"]
+    assert all(torch.equal(tensor, whole[name]) for name, tensor in named.items())
+    assert torch.equal(made.head.flatten(named), parameters[made.part("head")])
+
+
 @pytest.mark.parametrize(
     "layers",
     [(nn.Linear(5, 3), nn.Tanh()), (nn.Linear(5, 3), nn.LayerNorm(3)), (nn.Unflatten(1, (5, 1)), nn.Conv1d(5, 3, 1))],

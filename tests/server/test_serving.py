@@ -37,8 +37,14 @@ def test_places_must_be_among_the_models(models, index):
         (mixture(MODELS, torch.full((2, 3), 1 / 3)), True),
         (kept("model"), True),
         (one(MODELS[0], 2).after(LocalTraining()), True),
+        (one(MODELS[0], 2).plus("head", "own"), True),
     ],
-    ids=["one", "best fit", "mixture", "kept", "adapted"],
+    ids=["one", "best fit", "mixture", "kept", "adapted", "added"],
 )
 def test_what_is_a_clients_own_is_known(served, personal):
     assert served.personal == personal
+
+
+def test_clients_that_mix_have_nothing_to_add_to():
+    with pytest.raises(CoterieError, match="no one model to which they could add"):
+        mixture(MODELS, "shares").plus("head", "own")

@@ -557,6 +557,28 @@ class Clients:
         owner = torch.arange(len(parts), device=labels.device).repeat_interleave(self._counts(parts))
         return torch.bincount(owner * classes + labels, minlength=len(parts) * classes).reshape(-1, classes)
 
+    def class_means(self, models: Models, on: str = "train") -> tuple[Tensor, Tensor]:
+        """Means over the samples of each class: their features [client, class, feature], and their squared lengths.
+
+        Features are what the last layer of the client's model gets; squared lengths are [client, class]. A class of
+        which a client has no sample has zeros. All is in float64 on the host.
+        """
+        self._check_stack(models)
+        samples, classes, width = self._samples((on,)), self.net.classes, self.net.features
+        labels = self._pool.y[torch.from_numpy(samples.every).to(self._pool.device)].cpu().numpy()
+        job, rows, place = self._job(Models(self.net.up_to_head, *models.tensors).inserted(1), samples, None)
+        found = predictions(self._form.outputs, job)[rows, place][0].double().cpu().numpy()
+        values = np.hstack([found, np.square(found).sum(axis=1, keepdims=True)])
+        # Summed on the host, class by class, so that the last bits depend on nothing else.
+        group = samples.owner * classes + labels
+        order = np.argsort(group, kind="stable")
+        there, first, count = np.unique(group[order], return_index=True, return_counts=True)
+        means = np.zeros((len(self) * classes, width + 1))
+        if len(there):
+            means[there] = np.add.reduceat(values[order], first) / count[:, None]
+        result = torch.from_numpy(means.reshape(len(self), classes, width + 1))
+        return result[..., :-1], result[..., -1]
+
     def log_prior(self, smoothing: float) -> Tensor:
         """What each client's shares of labels add to outputs, [client, class] (see `coterie.training.priors`)."""
         return log_prior(self.label_counts(), smoothing).to(self.net.dtype)

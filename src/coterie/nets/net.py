@@ -330,6 +330,20 @@ class Net:
                 return found.shape[1]
         raise SettingsError(f"net {self.name}: its last layer, {self.layers[-1]}, is not linear or not the end of it")
 
+    @cached_property
+    def up_to_head(self) -> "Net":
+        """This net without its last layer: models of it have the same numbers, and give features as outputs."""
+        made = _UpToHead.__new__(_UpToHead)
+        vars(made).update(vars(self), classes=self.features)
+        return made
+
+    @cached_property
+    def head(self) -> Layout:
+        """The tensors of the part `head`, the last layer, in its vector: of a linear one weights, then biases."""
+        names, shapes = self.parameters.names, self.parameters.shapes
+        places = [place for place, belongs in enumerate(self._belong(names, "head")) if belongs]
+        return Layout(tuple(names[place] for place in places), tuple(shapes[place] for place in places))
+
     @property
     def batch_norms(self) -> Sequence[str]:
         """The names of the layers of batch normalisation."""
@@ -421,6 +435,15 @@ class Net:
             for hook in hooks:
                 hook.remove()
         return work, activations
+
+
+class _UpToHead(Net):
+    """A net whose outputs are what its last layer gets."""
+
+    def __call__(self, parameters: Tensor, buffers: Tensor, inputs: Sequence[Any], current: Pass) -> tuple[Any, Tensor]:
+        _, after = super().__call__(parameters, buffers, inputs, current)
+        assert current.features is not None
+        return current.features, after
 
 
 def _takes_vocabulary(factory: Factory) -> bool:

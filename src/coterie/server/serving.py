@@ -40,6 +40,8 @@ class Served:
     """The part of that model which the server's `shared` one replaces."""
     shared: Tensor | None = None
     """A packed part (see `Models.packed`)."""
+    added: tuple[str, str] | None = None
+    """A part of the model, and the name under which clients keep what they add to it."""
     adapt: tuple[tuple[str, LocalTraining], ...] = ()
     """Local training that precedes predicting: which part of the model is trained, and how, one after another."""
 
@@ -52,6 +54,19 @@ class Served:
         """
         return replace(self, adapt=(*self.adapt, (trains, local)))
 
+    def plus(self, part: str, kept: str) -> "Served":
+        """This rule, with what clients keep under a name added to a part of the one model that each is served.
+
+        It is packed as by `Models.packed`. A client that keeps nothing yet adds nothing.
+
+        >>> model = coterie.simulate(clients=3, net="mlp").new_model()
+        >>> coterie.serving.one(model, clients=3).plus("head", "own_head").personal
+        True
+        """
+        if self.mixed:
+            raise CoterieError("serving: clients that mix models have no one model to which they could add something")
+        return replace(self, added=(part, kept))
+
     @property
     def mixed(self) -> bool:
         """Whether clients predict with several models at once."""
@@ -60,7 +75,7 @@ class Served:
     @property
     def personal(self) -> bool:
         """Whether clients predict with something of their own, not with one of the server's models."""
-        return self.models is None or self.mixed or bool(self.adapt)
+        return self.models is None or self.mixed or bool(self.added or self.adapt)
 
 
 def one(model: Models, clients: int) -> Served:
