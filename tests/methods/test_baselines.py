@@ -37,6 +37,7 @@ METHODS = {
     "fedamp": {},
     "fedfomo": {"downloads": 2},
     "fedlc": {},
+    "apfl": {},
 }
 EVERY = pytest.mark.parametrize("name", METHODS)
 

@@ -165,6 +165,7 @@ RESUMED = {
     "fedamp": {},
     "fedfomo": {"downloads": 2},
     "fedlc": {},
+    "apfl": {},
     "ifca": {},
     "fedem": {},
     "per-fedavg": {},
