@@ -38,6 +38,7 @@ METHODS = {
     "fedfomo": {"downloads": 2},
     "fedlc": {},
     "apfl": {},
+    "pfedme": {},
 }
 EVERY = pytest.mark.parametrize("name", METHODS)
 

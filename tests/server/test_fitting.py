@@ -166,6 +166,7 @@ RESUMED = {
     "fedfomo": {"downloads": 2},
     "fedlc": {},
     "apfl": {},
+    "pfedme": {},
     "ifca": {},
     "fedem": {},
     "per-fedavg": {},

@@ -33,6 +33,7 @@ METHODS = {
     "fedfomo": {"downloads": 3},
     "fedlc": {"tau": 0.5},
     "apfl": {"alpha": 0.3, "momentum": 0.3},
+    "pfedme": {"strength": 5.0, "inner_steps": 2},
     "fesem": {"clusters": 2, "layer": "head"},
     "cfl": {"warmup": 1, "mean_norm": 2.0, "client_norm": 0.0, "gamma": None},
     "fl-hc": {"cluster_round": 2, "distance": "cosine", "linkage": "average"},
