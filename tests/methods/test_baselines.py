@@ -39,6 +39,7 @@ METHODS = {
     "fedlc": {},
     "apfl": {},
     "pfedme": {},
+    "moon": {},
 }
 EVERY = pytest.mark.parametrize("name", METHODS)
 

@@ -167,6 +167,7 @@ RESUMED = {
     "fedlc": {},
     "apfl": {},
     "pfedme": {},
+    "moon": {},
     "ifca": {},
     "fedem": {},
     "per-fedavg": {},
