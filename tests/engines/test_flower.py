@@ -181,6 +181,7 @@ METHODS = {
     "apfl": {},
     "pfedme": {"inner_steps": 2},
     "moon": {"participation": 0.7},
+    "feddbe": {"participation": 0.7},
     "ifca": {"clusters": 2, "init_retry": 1},
     "fesem": {"clusters": 2, "participation": 0.7},
     "cfl": {"warmup": 1, "mean_norm": 2.0, "client_norm": 0.0, "gamma": None},

@@ -40,6 +40,7 @@ METHODS = {
     "apfl": {},
     "pfedme": {},
     "moon": {},
+    "feddbe": {},
 }
 EVERY = pytest.mark.parametrize("name", METHODS)
 

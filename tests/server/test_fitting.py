@@ -168,6 +168,7 @@ RESUMED = {
     "apfl": {},
     "pfedme": {},
     "moon": {},
+    "feddbe": {},
     "ifca": {},
     "fedem": {},
     "per-fedavg": {},

@@ -37,8 +37,9 @@ def test_places_must_be_among_the_models(models, index):
         (mixture(MODELS, torch.full((2, 3), 1 / 3)), True),
         (kept("model"), True),
         (one(MODELS[0], 2).after(LocalTraining()), True),
+        (one(MODELS[0], 2).with_offset("offset"), True),
     ],
-    ids=["one", "best fit", "mixture", "kept", "adapted"],
+    ids=["one", "best fit", "mixture", "kept", "adapted", "offset"],
 )
 def test_what_is_a_clients_own_is_known(served, personal):
     assert served.personal == personal

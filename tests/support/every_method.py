@@ -35,6 +35,7 @@ METHODS = {
     "apfl": {"alpha": 0.3, "momentum": 0.3},
     "pfedme": {"strength": 5.0, "inner_steps": 2},
     "moon": {"mu": 2.0, "momentum": 0.3},
+    "feddbe": {"mean_momentum": 0.5, "strength": 5.0},
     "fesem": {"clusters": 2, "layer": "head"},
     "cfl": {"warmup": 1, "mean_norm": 2.0, "client_norm": 0.0, "gamma": None},
     "fl-hc": {"cluster_round": 2, "distance": "cosine", "linkage": "average"},

@@ -183,13 +183,15 @@ _PREDICTIONS = 50_000_000
 
 def _rule(served: Served) -> dict[str, Any]:
     """What clients are told of the rule by which they find the model that they predict with."""
-    return {
+    rule = {
         "kept": served.kept,
         "on": served.on,
         "shares": served.shares,
         "part": served.part,
         "personal": served.adapt,
     }
+    # Sites with code from before there were offsets need not hear of them where there are none.
+    return rule if served.offset is None else rule | {"offset": served.offset}
 
 
 def known_groups(
@@ -233,6 +235,7 @@ def score_client(
     on: str = "train",
     shares: str | None = None,
     part: str = "none",
+    offset: str | None = None,
     personal: Stages = (),
     adapt: LocalTraining | None = None,
     last: bool = False,
@@ -243,7 +246,9 @@ def score_client(
 ) -> Outputs:
     """Score what the client is served on its own test and validation data."""
     own = clients.net.task.score
-    models, weights, outputs = _predicting(clients, models, weights, shared_part, kept, on, shares, part, personal)
+    models, weights, outputs = _predicting(
+        clients, models, weights, shared_part, kept, on, shares, part, offset, personal
+    )
     if take_home:
         clients.take_home(models, weights)
     test, validation = clients.evaluate_each(models, ("test", "validation"), weights)
@@ -283,6 +288,7 @@ def predictions_of_client(
     on: str = "train",
     shares: str | None = None,
     part: str = "none",
+    offset: str | None = None,
     personal: Stages = (),
     longest: int = 0,
 ) -> Outputs:
@@ -290,7 +296,7 @@ def predictions_of_client(
 
     Only simulations ask for it: at a real site both targets and predictions are the client's own.
     """
-    models, weights, _ = _predicting(clients, models, weights, shared_part, kept, on, shares, part, personal)
+    models, weights, _ = _predicting(clients, models, weights, shared_part, kept, on, shares, part, offset, personal)
     found = clients.predictions(models, "test", weights)
     there = torch.arange(longest) < torch.tensor([len(y) for y, _ in found])[:, None]
     padded = []
@@ -317,6 +323,7 @@ def _predicting(
     on: str,
     shares: str | None,
     part: str,
+    offset: str | None,
     personal: Stages,
 ) -> tuple[Models, Tensor | None, dict[str, Tensor]]:
     """The model [client] with which each client predicts, or models [client, model] and their weights, and a choice."""
@@ -330,6 +337,9 @@ def _predicting(
         choice = clients.best_fit(models, on)
         models = models.chosen(choice)
         outputs["choice"] = choice
+    if offset is not None:
+        none = models.parameters.new_zeros(len(clients), clients.net.features)
+        models = models.shifted(clients.state(offset, otherwise=none))
     for stage, (trains, local) in enumerate(personal):
         models = clients.adapt(models, local, trains, stage)
     return models, weights, outputs

@@ -40,6 +40,8 @@ class Served:
     """The part of that model which the server's `shared` one replaces."""
     shared: Tensor | None = None
     """A packed part (see `Models.packed`)."""
+    offset: str | None = None
+    """The name under which clients keep what is added, for them, to what the last layer gets; others add nothing."""
     adapt: tuple[tuple[str, LocalTraining], ...] = ()
     """Local training that precedes predicting: which part of the model is trained, and how, one after another."""
 
@@ -52,6 +54,15 @@ class Served:
         """
         return replace(self, adapt=(*self.adapt, (trains, local)))
 
+    def with_offset(self, name: str) -> "Served":
+        """This rule, after which each client adds an offset to what the last layer gets, if it keeps one by this name.
+
+        >>> model = coterie.simulate(clients=3, net="mlp").new_model()
+        >>> coterie.serving.one(model, clients=3).with_offset("offset").personal
+        True
+        """
+        return replace(self, offset=name)
+
     @property
     def mixed(self) -> bool:
         """Whether clients predict with several models at once."""
@@ -60,7 +71,7 @@ class Served:
     @property
     def personal(self) -> bool:
         """Whether clients predict with something of their own, not with one of the server's models."""
-        return self.models is None or self.mixed or bool(self.adapt)
+        return self.models is None or self.mixed or self.offset is not None or bool(self.adapt)
 
 
 def one(model: Models, clients: int) -> Served:

@@ -139,6 +139,11 @@ class ArrayNet(Net):
         """Arrays have names, and no kinds of layers."""
         raise SettingsError("an app does not tell which layers are batch normalisation: name them instead")
 
+    @cached_property
+    def features(self) -> NoReturn:
+        """Nor do they tell what the last layer gets."""
+        raise SettingsError("an app does not tell what its last layer gets: let Coterie train (`coterie deploy`)")
+
     def build(self, *arguments: Any, **more: Any) -> NoReturn:
         """There is no module here."""
         raise CoterieError("only the app knows the module that its arrays belong to")
