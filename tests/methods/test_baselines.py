@@ -18,6 +18,7 @@ from support.worlds import tensors_of
 METHODS = {
     "fedavg": {},
     "fedprox": {"mu": 0.1},
+    "moon": {},
     "fednova": {},
     "scaffold": {"rate": 0.05},
     "feddyn": {},
@@ -28,19 +29,18 @@ METHODS = {
     "clustered-sampling, by similarity": {"by": "similarity"},
     "lg-fedavg": {},
     "ditto": {},
+    "apfl": {},
+    "pfedme": {},
     "fedrep": {"head_epochs": 2.0},
     "fedopt": {"server_optimizer": "yogi", "server_rate": 0.05},
     "fedavg-ft": {"probe_epochs": 1.0, "tune_epochs": 2.0},
     "fedper": {},
     "fedbn": {},
+    "feddbe": {},
     "fedbabu": {"tune_epochs": 2.0},
     "fedamp": {},
     "fedfomo": {"downloads": 2},
     "fedlc": {},
-    "apfl": {},
-    "pfedme": {},
-    "moon": {},
-    "feddbe": {},
 }
 EVERY = pytest.mark.parametrize("name", METHODS)
 

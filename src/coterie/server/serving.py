@@ -61,6 +61,10 @@ class Served:
         >>> coterie.serving.one(model, clients=3).with_offset("offset").personal
         True
         """
+        if self.mixed:
+            raise CoterieError(
+                "serving: clients that mix models have no one model whose features an offset could shift"
+            )
         return replace(self, offset=name)
 
     @property
