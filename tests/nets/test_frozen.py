@@ -205,7 +205,10 @@ def test_only_what_is_trained_is_sent():
     assert_constant(fed.net)
 
 
-@pytest.mark.parametrize("name", ["ditto", "fedrep", "scaffold", "per-fedavg", "fedem", "slfed"])
+@pytest.mark.parametrize(
+    "name",
+    ["ditto", "fedrep", "scaffold", "per-fedavg", "fedem", "slfed", "apfl", "pfedme", "moon", "feddbe"],
+)
 def test_forms_agree_on_what_is_trained(name):
     method = coterie.methods.make(name, rounds=2)
     runs = {engine: method.fit(federation(engine=engine)) for engine in ("loop", "vectorised")}

@@ -467,3 +467,14 @@ def test_a_net_that_does_not_end_in_a_linear_layer_has_no_features(layers):
     made = ending_in(*layers, nn.Flatten())
     with pytest.raises(SettingsError, match=r"its last layer, \d, is not linear"):
         made.features  # noqa: B018
+
+
+@pytest.mark.parametrize("layers", [(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)), (nn.Linear(5, 3),)])
+def test_an_offset_of_features_shifts_outputs_as_the_last_layer_says(layers):
+    net = ending_in(*layers)
+    parameters, _ = net.new(0, 0)
+    weight = net.parameters.views(parameters)[net.head_names[0]]
+    offset = torch.arange(net.features) - 1.0
+    torch.testing.assert_close(net.shift(parameters, offset), weight @ offset)
+    stacked = net.shift(torch.stack([parameters, 2 * parameters]), torch.stack([offset, -offset]))
+    torch.testing.assert_close(stacked, torch.stack([weight @ offset, -2 * weight @ offset]))

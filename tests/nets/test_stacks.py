@@ -225,6 +225,18 @@ def test_a_packed_part_has_its_running_statistics_and_can_be_put_elsewhere(part)
     assert torch.equal(others.packed("all"), HERE.models(4, seed=1).packed("all"))  # nothing was written in place
 
 
+def test_shifted_models_predict_as_if_an_offset_was_added_to_what_their_last_layer_gets():
+    offset = torch.from_numpy(np.random.default_rng(0).normal(size=(4, HERE.net.features)))
+    shifted, x = MODELS.shifted(offset), torch.randn(3, *HERE.net.shape, dtype=torch.float64)
+    for row in range(4):
+        module = MODELS[row].module()
+        torch.testing.assert_close(shifted[row].module()(x), module[-1](module[:-1](x) + offset[row]))
+    assert torch.equal(MODELS.shifted(0 * offset).packed("all"), MODELS.packed("all"))
+    shared = MODELS[0].expand(4)
+    close(shared.shifted(offset).parameters[2], MODELS[0].shifted(offset[2]).parameters)
+    assert torch.equal(shared.parameters[0], MODELS.parameters[0])  # nothing was written in place
+
+
 def test_an_unknown_layer_is_an_error():
     with pytest.raises(SettingsError, match="no layer '7': it has 0, 1, 4"):
         MODELS.layer("7")

@@ -118,6 +118,29 @@ def test_before_a_client_keeps_a_model_it_is_served_the_initial_one():
     assert np.array_equal(kept.values["accuracy"], initial.values["accuracy"])
 
 
+@coterie.program
+def keep_offset(clients, rows):
+    """Keep these offsets of what the last layer gets."""
+    clients.keep(offset=rows)
+    return {"rows": rows}
+
+
+def test_a_client_adds_the_offset_that_it_keeps_to_what_the_last_layer_gets():
+    fed = federation(precision="float64")
+    model = fed.new_model()
+    rows = torch.randn(2, fed.net.features, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    fed.begin(1)
+    fed.round = 1
+    fed.run(keep_offset, [1, 3], each={"rows": rows})
+    found = score(fed, serving.one(model, 5).with_offset("offset"), Scoring(), LocalTraining())
+    plain = scored(fed, serving.one(model, 5))
+    for client, row in ((1, rows[0]), (3, rows[1])):
+        expected = scored(fed, serving.one(model.shifted(row), 5)).loss[client]
+        assert found.loss[client] == pytest.approx(expected, abs=1e-12)
+        assert abs(found.loss[client] - plain.loss[client]) > 1e-3
+    assert np.allclose(found.loss[[0, 2, 4]], plain.loss[[0, 2, 4]], atol=1e-12)
+
+
 def test_a_part_of_a_kept_model_can_be_the_servers():
     fed = federation(precision="float64")
     other = fed.new_models(2)[1]

@@ -29,6 +29,12 @@ def test_places_must_be_among_the_models(models, index):
         each(models, index)
 
 
+def test_an_offset_is_a_clients_own_and_those_that_mix_have_no_one_model_to_shift():
+    assert one(MODELS[0], 2).with_offset("offset").personal
+    with pytest.raises(CoterieError, match="no one model whose features an offset could shift"):
+        mixture(MODELS, "shares").with_offset("offset")
+
+
 @pytest.mark.parametrize(
     ("served", "personal"),
     [

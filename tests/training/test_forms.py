@@ -161,6 +161,7 @@ def test_inner_passes_leave_the_statistics_and_the_noise_alone():
         model.curvature(inner_loss(batch), model.parameters, 1e-3)
         model.at(2 * model.parameters)(batch)
         model.frozen("body")(batch)
+        model.evaluated(2 * model.parameters, model.buffers)(batch)
         return inner_loss(batch)(model)
 
     here = world(everything, shape=IMAGES)
@@ -168,6 +169,24 @@ def test_inner_passes_leave_the_statistics_and_the_noise_alone():
         peeked, plain = trained(here, form, objective=peeking).models, trained(here, form).models
         close(peeked.buffers, plain.buffers, WITHIN)
         close(peeked.parameters, plain.parameters, WITHIN)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_model_that_is_evaluated_on_the_way_predicts_as_its_module_does(form):
+    def outputs_of(model, batch, key):
+        other = model.evaluated(model.carried["parameters"], model.carried["buffers"])
+        model.carried["outputs"] = other(batch)[batch.index.argsort()]
+        return inner_loss(batch)(model)
+
+    here = world(everything, (4, 4, 4), shape=IMAGES)
+    others = here.models(seed=9)
+    carried = {"parameters": others.parameters, "buffers": others.buffers, "outputs": torch.zeros(3, 4, 3)}
+    local = LocalTraining(steps=1, batch=0)
+    clients = here.clients(form)
+    found = clients.train(here.models(), local, objective=outputs_of, carried=carried).carried["outputs"]
+    for client in range(3):
+        x, _ = clients.samples(client)
+        close(found[client], others[client].module()(x).detach(), WITHIN)
 
 
 def test_every_view_of_a_model_draws_noise_of_its_own():

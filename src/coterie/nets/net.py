@@ -345,6 +345,22 @@ class Net:
         return Layout(tuple(names[place] for place in places), tuple(shapes[place] for place in places))
 
     @property
+    def head_names(self) -> tuple[str, str]:
+        """What the weights and the biases of the last layer are called among the parameters, if it has any."""
+        weight, bias = (".".join(filter(None, (self.layers[-1], name))) for name in ("weight", "bias"))
+        return weight, bias
+
+    def check_offsets(self) -> None:
+        """Refuse a net whose last layer is not linear, or has no bias that could take up an offset of its features."""
+        if self.features and self.head_names[1] not in self.parameters.names:
+            raise SettingsError(f"net {self.name}: its last layer, {self.layers[-1]}, has no bias to take an offset up")
+
+    def shift(self, parameters: Tensor, offset: Tensor) -> Tensor:
+        """What outputs [..., class] gain if an offset [..., feature] is added to what the last layer, linear, gets."""
+        weight = self.parameters.views(parameters)[self.head_names[0]]
+        return (weight @ offset.unsqueeze(-1)).squeeze(-1)
+
+    @property
     def batch_norms(self) -> Sequence[str]:
         """The names of the layers of batch normalisation."""
         return [name for name, layer in self.module.named_modules() if isinstance(layer, BatchNorm)]

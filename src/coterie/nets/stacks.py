@@ -193,6 +193,13 @@ class Models(Stack):
         buffers[..., running] = packed[..., int(trained.sum()) :]
         return Models(self.net, parameters, buffers)
 
+    def shifted(self, offset: Tensor) -> "Models":
+        """These models as they are if an offset [..., feature] is added to what their last layer, linear, gets."""
+        parameters = self.parameters.clone()
+        bias = self.net.parameters.views(parameters)[self.net.head_names[1]]
+        bias += self.net.shift(self.parameters, offset.to(parameters))
+        return Models(self.net, parameters, self.buffers)
+
     def state_dict(self) -> dict[str, Tensor]:
         """A single model as a state dict of PyTorch."""
         if self.shape:

@@ -191,7 +191,8 @@ def _rule(served: Served) -> dict[str, Any]:
         "personal": served.adapt,
     }
     # Sites with code from before there was anything to add need not hear of it where there is nothing.
-    return rule if served.added is None else rule | {"added": served.added}
+    more = {"added": served.added, "offset": served.offset}
+    return rule | {name: value for name, value in more.items() if value is not None}
 
 
 def known_groups(
@@ -236,6 +237,7 @@ def score_client(
     shares: str | None = None,
     part: str = "none",
     added: Sequence[str] | None = None,
+    offset: str | None = None,
     personal: Stages = (),
     adapt: LocalTraining | None = None,
     last: bool = False,
@@ -247,7 +249,7 @@ def score_client(
     """Score what the client is served on its own test and validation data."""
     own = clients.net.task.score
     models, weights, outputs = _predicting(
-        clients, models, weights, shared_part, kept, on, shares, part, added, personal
+        clients, models, weights, shared_part, kept, on, shares, part, added, offset, personal
     )
     if take_home:
         clients.take_home(models, weights)
@@ -289,6 +291,7 @@ def predictions_of_client(
     shares: str | None = None,
     part: str = "none",
     added: Sequence[str] | None = None,
+    offset: str | None = None,
     personal: Stages = (),
     longest: int = 0,
 ) -> Outputs:
@@ -296,7 +299,9 @@ def predictions_of_client(
 
     Only simulations ask for it: at a real site both targets and predictions are the client's own.
     """
-    models, weights, _ = _predicting(clients, models, weights, shared_part, kept, on, shares, part, added, personal)
+    models, weights, _ = _predicting(
+        clients, models, weights, shared_part, kept, on, shares, part, added, offset, personal
+    )
     found = clients.predictions(models, "test", weights)
     there = torch.arange(longest) < torch.tensor([len(y) for y, _ in found])[:, None]
     padded = []
@@ -324,6 +329,7 @@ def _predicting(
     shares: str | None,
     part: str,
     added: Sequence[str] | None,
+    offset: str | None,
     personal: Stages,
 ) -> tuple[Models, Tensor | None, dict[str, Tensor]]:
     """The model [client] with which each client predicts, or models [client, model] and their weights, and a choice."""
@@ -340,6 +346,9 @@ def _predicting(
     if added is not None:
         below = models.packed(added[0])
         models = models.patched(added[0], below + clients.state(added[1], otherwise=torch.zeros_like(below)))
+    if offset is not None:
+        none = models.parameters.new_zeros(len(clients), clients.net.features)
+        models = models.shifted(clients.state(offset, otherwise=none))
     for stage, (trains, local) in enumerate(personal):
         models = clients.adapt(models, local, trains, stage)
     return models, weights, outputs

@@ -42,6 +42,8 @@ class Served:
     """A packed part (see `Models.packed`)."""
     added: tuple[str, str] | None = None
     """A part of the model, and the name under which clients keep what they add to it."""
+    offset: str | None = None
+    """The name under which clients keep what is added, for them, to what the last layer gets; others add nothing."""
     adapt: tuple[tuple[str, LocalTraining], ...] = ()
     """Local training that precedes predicting: which part of the model is trained, and how, one after another."""
 
@@ -67,6 +69,19 @@ class Served:
             raise CoterieError("serving: clients that mix models have no one model to which they could add something")
         return replace(self, added=(part, kept))
 
+    def with_offset(self, name: str) -> "Served":
+        """This rule, after which each client adds an offset to what the last layer gets, if it keeps one by this name.
+
+        >>> model = coterie.simulate(clients=3, net="mlp").new_model()
+        >>> coterie.serving.one(model, clients=3).with_offset("offset").personal
+        True
+        """
+        if self.mixed:
+            raise CoterieError(
+                "serving: clients that mix models have no one model whose features an offset could shift"
+            )
+        return replace(self, offset=name)
+
     @property
     def mixed(self) -> bool:
         """Whether clients predict with several models at once."""
@@ -75,7 +90,7 @@ class Served:
     @property
     def personal(self) -> bool:
         """Whether clients predict with something of their own, not with one of the server's models."""
-        return self.models is None or self.mixed or bool(self.added or self.adapt)
+        return self.models is None or self.mixed or self.offset is not None or bool(self.added or self.adapt)
 
 
 def one(model: Models, clients: int) -> Served:

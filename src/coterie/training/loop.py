@@ -64,7 +64,7 @@ class LocalModel:
 
     An objective may also look at the model at other parameters: `at`, `frozen`, `gradient`. Each such view draws
     dropout noise of its own. So the inner and the outer step of a meta-learner are independent, and a further look
-    changes nothing else.
+    changes nothing else. `evaluated` says what another model makes of a batch when it predicts.
     """
 
     def __init__(
@@ -96,6 +96,10 @@ class LocalModel:
     def at(self, parameters: Tensor) -> "LocalModel":
         """A view of this model at other parameters; its noise, and what it does to buffers, are its own."""
         return self._view(parameters, next(self._views))
+
+    def evaluated(self, parameters: Tensor, buffers: Tensor) -> "LocalModel":
+        """A view of other numbers as a model in evaluation: with its running statistics, and without noise."""
+        return LocalModel(self.net, parameters, buffers, Pass(stacked=self.current.stacked), self._views)
 
     def _view(self, parameters: Tensor, number: int) -> "LocalModel":
         # All views draw from one sequence. Each begins far behind the one before: no net has 2^16 layers that draw.
