@@ -7,7 +7,7 @@ import coterie
 from coterie.core.errors import SettingsError
 from support.every_method import METHODS
 
-NEED_CLASSES = {"cafa", "cfic", "compose", "fedfa", "fedlc", "flis-dc", "flis-hc", "pacfl", "slfed"}
+NEED_CLASSES = {"accord", "cafa", "cfic", "compose", "fedfa", "fedlc", "flis-dc", "flis-hc", "pacfl", "slfed"}
 
 
 LAYERS = {"lg-fedavg": {"shares": "head"}}

@@ -4,6 +4,7 @@
 True
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -42,6 +43,8 @@ class Served:
     """A packed part (see `Models.packed`)."""
     adapt: tuple[tuple[str, LocalTraining], ...] = ()
     """Local training that precedes predicting: which part of the model is trained, and how, one after another."""
+    blend: "Blend | None" = None
+    """Of which candidates beside that model each client blends what it predicts with."""
 
     def after(self, local: LocalTraining, trains: str = "all") -> "Served":
         """This rule, with a little local training of a part at each client before it predicts; the last thing it does.
@@ -52,6 +55,15 @@ class Served:
         """
         return replace(self, adapt=(*self.adapt, (trains, local)))
 
+    def blended(self, own: Sequence[str], local: LocalTraining, parts: int, found: Tensor) -> "Served":
+        """This rule, after which each client blends what it is served with models of its own; see `Blend`.
+
+        >>> served = coterie.serving.one(coterie.simulate(clients=3, net="mlp").new_model(), clients=3)
+        >>> served.blended(["mine"], coterie.LocalTraining(), parts=2, found=torch.zeros(3, 6)).personal
+        True
+        """
+        return replace(self, blend=Blend(tuple(own), local, parts, found))
+
     @property
     def mixed(self) -> bool:
         """Whether clients predict with several models at once."""
@@ -60,7 +72,26 @@ class Served:
     @property
     def personal(self) -> bool:
         """Whether clients predict with something of their own, not with one of the server's models."""
-        return self.models is None or self.mixed or bool(self.adapt)
+        return self.models is None or self.mixed or bool(self.adapt) or self.blend is not None
+
+
+@dataclass(frozen=True, eq=False)
+class Blend:
+    """Candidates that a client blends: what it is served, that model adapted, and models that it keeps itself.
+
+    >>> served = coterie.serving.one(coterie.simulate(clients=3, net="mlp").new_model(), clients=3)
+    >>> served.blended(["mine"], coterie.LocalTraining(), parts=2, found=torch.zeros(3, 6)).blend.own
+    ('mine',)
+    """
+
+    own: tuple[str, ...]
+    """The names under which clients keep the latter; who keeps none yet has what it is served in its place."""
+    local: LocalTraining
+    """How the served model is adapted."""
+    parts: int
+    """In how many parts weights are dealt out (see `coterie.moves.choosing.lattice`)."""
+    found: Tensor
+    """What the federation has found of every blend (see `coterie.moves.choosing.between_clients`)."""
 
 
 def one(model: Models, clients: int) -> Served:
