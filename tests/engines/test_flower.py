@@ -160,6 +160,7 @@ def same(one, other):
 
 
 METHODS = {
+    "accord": {"base": "scaffold", "insured": True, "participation": 0.7, "group_round": 2, "significance": 0.9},
     "autocfl": {"cluster_round": 2},
     "cafa": {"participation": 0.7},
     "cfic": {"participation": 0.7},
@@ -248,7 +249,15 @@ def test_sites_mix_models_by_shares_that_the_server_relays(tmp_path, monkeypatch
     assert names[0].encode() in passed
 
 
-@pytest.mark.parametrize(("name", "options"), [("fedavg", {}), ("ifca", {"clusters": 2}), ("fedem", {"components": 2})])
+OWN_PRIORS = {
+    "fedavg": {},
+    "ifca": {"clusters": 2},
+    "fedem": {"components": 2},
+    "accord": {"group_round": 2, "insured": True},
+}
+
+
+@pytest.mark.parametrize(("name", "options"), OWN_PRIORS.items())
 def test_sites_add_their_own_priors_and_tell_nobody(name, options, tmp_path):
     # Some labels are rarer at one site than at another, so that shares are there to be seen.
     data = everything()
@@ -282,6 +291,8 @@ def test_sites_add_their_own_priors_and_tell_nobody(name, options, tmp_path):
             assert str(value.tolist()).encode() not in passed
     outputs = [codec.load(answer, {"mlp": fed.net}).get("outputs", {}) for answer in answers]
     known = {"model", "choice", "loss", "test_samples", "test_accuracy", "validation", "steps", "rounds"}
+    told = {"gains", "means", "spread", "known", "accuracy", "evaluated", "_kept_finite"}
+    known |= told if name == "accord" else set()
     assert {name for output in outputs for name in output} <= known
     # What is looked for would be found: a site that is asked for its labels answers with such bytes.
     wires.twist = lambda node, number, answer: answer

@@ -18,6 +18,7 @@ from coterie.server.fitting import _plain
 from coterie.server.method import methods
 
 METHODS = {
+    "accord": {"group_round": 2, "insured": True},
     "autocfl": {"cluster_round": 2},
     "cafa": {},
     "compose": {"group_round": 2, "mixing": "similarity"},

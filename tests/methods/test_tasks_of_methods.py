@@ -8,8 +8,8 @@ from coterie.core.errors import SettingsError
 from support.every_method import METHODS
 
 NEED_CLASSES = {
-    *("cafa", "cfic", "compose", "fedfa", "fedlc", "fedpac", "fedproto", "fedrc", "fedrod", "flis-dc", "flis-hc"),
-    *("pacfl", "slfed"),
+    *("accord", "cafa", "cfic", "compose", "fedfa", "fedlc", "fedpac", "fedproto", "fedrc", "fedrod"),
+    *("flis-dc", "flis-hc", "pacfl", "slfed"),
 }
 
 

@@ -11,10 +11,12 @@ from scipy import linalg
 from coterie.clients.clients import new_models
 from coterie.core.errors import SettingsError
 from coterie.moves.evidence import (
+    class_distance,
     dominant_label,
     inference_similarity,
     label_shares,
     prediction_similarity,
+    standardised,
     subspace_angle,
     update_cosine,
     update_distance,
@@ -318,3 +320,32 @@ def test_a_client_without_any_direction_is_refused():
         subspace_angle([np.eye(3)[:, :2], np.zeros((3, 2))])
     with pytest.raises(SettingsError, match="measure='largest'"):
         subspace_angle([np.eye(3)[:, :2]], "largest")
+
+
+# By class
+
+
+def classes(*clients):
+    """Class means of one feature, NaN where a client has not the class."""
+    return np.array(clients, dtype=float)[..., None]
+
+
+def test_classes_are_compared_with_themselves_in_units_of_their_own_spread():
+    means = np.array([[[0.0, 0.0], [1.0, 0.0]], [[3.0, 4.0], [1.0, 2.0]]])
+    found = class_distance(standardised(means, [[4.0, 1.0], [6.0, 3.0]], np.ones((2, 2))))
+    # Squared distances 25 and 4, in units of the mean spreads 5 and 2: (5 + 2) / 2.
+    np.testing.assert_allclose(found, [[0, 3.5], [3.5, 0]])
+
+
+def test_which_labels_clients_have_beside_does_not_matter():
+    nan = np.nan
+    alone = class_distance(classes([1, nan, nan], [2, nan, nan]))
+    beside = class_distance(classes([1, 7, nan], [2, nan, 5]))
+    np.testing.assert_allclose(alone, beside)
+    assert np.isnan(class_distance(classes([1, nan], [nan, 1]))[0, 1])
+
+
+def test_a_class_that_varies_at_nobody_is_left_out():
+    found = standardised([[[1.0], [9.0]], [[2.0], [5.0]]], [[1, 0], [1, 0]], np.ones((2, 2)))
+    assert np.isnan(found[:, 1]).all()
+    assert class_distance(found)[0, 1] == 1

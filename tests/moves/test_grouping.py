@@ -23,6 +23,7 @@ from coterie.moves.grouping import (
     kmeans_silhouette,
     largest_group,
     linkage,
+    merging,
     neighbourhoods,
     vote,
 )
@@ -509,3 +510,43 @@ def test_distances_are_square_symmetric_and_not_negative(name):
         find(np.array([[0, 1.0], [2.0, 0]]))
     with pytest.raises(SettingsError, match="below 0; a similarity s is the distance 1 - s"):
         find(np.array([[0, -1.0], [-1.0, 0]]))
+
+
+# By class means
+
+NAN = float("nan")
+
+
+def test_clients_that_share_no_label_meet_by_way_of_others():
+    # Two kinds of clients, at 0 and at 3; each has one or two of three labels.
+    rows = [[0, 0, NAN], [NAN, 0.1, 0.1], [0.1, NAN, 0], [3, 3, NAN], [NAN, 3.1, 3.1], [3.1, NAN, NAN]]
+    cuts = merging(np.array(rows)[..., None])
+    assert cuts[2].labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert [len(cuts[groups]) for groups in cuts] == list(cuts) == [2, 3, 4, 5]
+
+
+def test_what_shares_no_label_is_never_merged():
+    rows = np.array([[0, NAN, NAN], [9, NAN, NAN], [NAN, 0, NAN], [NAN, NAN, 0]])[..., None]
+    cuts = merging(rows)
+    assert list(cuts) == [3]
+    assert cuts[3].labels.tolist() == [0, 0, 1, 2]
+    assert merging(rows, most=2) == {}
+
+
+def test_cuts_are_nested_and_permute_with_the_clients():
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(9, 4, 2))
+    rows[rng.random((9, 4)) < 0.4] = NAN
+    order = rng.permutation(9)
+    plain, permuted = merging(rows), merging(rows[order])
+    assert list(plain) == list(permuted)
+    for groups, cut in plain.items():
+        together = cut.labels[:, None] == cut.labels
+        assert (together[np.ix_(order, order)] == (permuted[groups].labels[:, None] == permuted[groups].labels)).all()
+        if groups + 1 in plain:
+            assert (together | ~(plain[groups + 1].labels[:, None] == plain[groups + 1].labels)).all()
+
+
+def test_class_means_have_three_axes():
+    with pytest.raises(SettingsError, match=r"features of shape \(2, 2\): expected class means"):
+        merging(np.zeros((2, 2)))

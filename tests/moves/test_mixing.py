@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as arrays
 
 from coterie.core.errors import SettingsError
 from coterie.moves.grouping import Grouping, neighbourhoods
-from coterie.moves.mixing import by_samples, cafa_weights, clipped, personal, uniform
+from coterie.moves.mixing import by_samples, cafa_weights, clipped, personal, uniform, without_oneself
 
 SAMPLES = arrays.arrays(np.int64, st.integers(1, 8), elements=st.integers(1, 1000))
 
@@ -191,3 +191,15 @@ def test_clipping_brings_models_nearer():
     np.testing.assert_allclose(far, [[0.5, 0.5], [0.2, 0.8]])
     with pytest.raises(SettingsError, match="limit=0"):
         clipped(np.eye(2), np.zeros((2, 2)), limit=0)
+
+
+def test_a_mean_without_oneself_is_that_of_the_others_in_the_group():
+    found = without_oneself([1, 2, 3, 4], Grouping.of([0, 1, 0, 0]))
+    expected = [[0, 0, 3 / 7, 4 / 7], [1 / 8, 0, 3 / 8, 4 / 8], [1 / 5, 0, 0, 4 / 5], [1 / 4, 0, 3 / 4, 0]]
+    np.testing.assert_allclose(found, expected)  # the second is alone: it gets the mean of all others
+    np.testing.assert_allclose(without_oneself([1, 2, 3, 4])[1], expected[1])
+
+
+def test_there_is_no_mean_without_the_only_one():
+    with pytest.raises(SettingsError, match="there is nobody else"):
+        without_oneself([3])

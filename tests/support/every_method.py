@@ -1,6 +1,7 @@
 """Every method, with options that make it use what it has."""
 
 METHODS = {
+    "accord": {"base": "scaffold", "insured": True, "rate": 0.05, "group_round": 2, "significance": 0.9},
     "autocfl": {"cluster_round": 2, "guard": 0.02},
     "cafa": {"sharing": "peer"},
     "cfic": {"momentum": 0.3},

@@ -26,6 +26,7 @@ from coterie.core.errors import CoterieError, SettingsError
 from coterie.core.randomness import generator
 from coterie.data.moments import Moments
 from coterie.data.population import Pool, Shard
+from coterie.nets.layers import Pass
 from coterie.nets.net import Net
 from coterie.nets.stacks import Changes, Models, Stack
 from coterie.training.evaluation import EvaluationJob, predictions, rank_and_loss, rows_at_once
@@ -93,7 +94,7 @@ class Evaluation:
         return self._per_sample(self.loss_sum)
 
 
-HOME, HOME_WEIGHTS, HOME_PRIOR = "_home", "_home_weights", "_home_prior"
+HOME, HOME_WEIGHTS, HOME_BLEND, HOME_PRIOR = "_home", "_home_weights", "_home_blend", "_home_prior"
 """Under these names clients have what they predict with at the end of a run."""
 
 RememberedFits = dict[tuple[str, str], tuple[bytes, Evaluation]]
@@ -345,16 +346,18 @@ class Clients:
 
     # Evaluating and describing
 
-    def evaluate(self, models: Models, on: str = "train", mixture: Tensor | None = None) -> Evaluation:
+    def evaluate(
+        self, models: Models, on: str = "train", mixture: Tensor | None = None, blend: bool = False
+    ) -> Evaluation:
         """How one model per client [client], or several [client, model], do on the clients' own data.
 
         With a `mixture` [client, model] each client's models are one predictor: the mean of their probabilities, with
-        these weights.
+        these weights; or, as a `blend`, the mean of their outputs before the softmax.
         """
-        return self.evaluate_each(models, (on,), mixture)[0]
+        return self.evaluate_each(models, (on,), mixture, blend)[0]
 
     def evaluate_each(
-        self, models: Models, parts: Sequence[str], mixture: Tensor | None = None
+        self, models: Models, parts: Sequence[str], mixture: Tensor | None = None, blend: bool = False
     ) -> tuple[Evaluation, ...]:
         """What `evaluate` gives for each of several parts of the clients' data, computed in one go."""
         self._check_stack(models)
@@ -362,7 +365,7 @@ class Clients:
         stack = models if len(models.shape) > 1 else models.inserted(1)
         samples = self._samples(parts)
         counts = torch.from_numpy(samples.sizes).reshape(len(self), -1)
-        rank, loss = self._ranked(stack, samples, mixture).numpy()  # [model, sample]
+        rank, loss = self._ranked(stack, samples, mixture, blend).numpy()  # [model, sample]
         # Summed on the host, client by client and part by part, so that the last bits depend on nothing else.
         hits = (np.where(np.isnan(rank), np.nan, rank < most) for most in (1, 5))
         scores = np.stack([*hits, loss], dtype=np.float64, casting="unsafe")
@@ -421,12 +424,32 @@ class Clients:
         values[samples.owner, :, samples.place] = self._ranked(models, samples)[1].double().T
         return values.to(self._pool.device)
 
+    def blended_losses(self, models: Models, blends: Tensor, on: str = "train") -> Tensor:
+        """Cross-entropy of every sample under blends of several models per client, [client, blend, sample].
+
+        A blend weighs the models' outputs: `blends` [blend, model]. Models are [client, model]; a client with fewer
+        samples than the others has NaN behind its last one.
+        """
+        self._check_stack(models)
+        samples, task = self._samples((on,)), self.net.task
+        values = torch.full((len(self), len(blends), max(samples.sizes)), torch.nan, dtype=torch.float64)
+        if len(samples.every):
+            job, rows, place = self._job(models, samples, self.prior)
+            outputs = predictions(self._form.outputs, job)[rows, place]  # [model, sample, output]
+            labels = self._pool.y[torch.from_numpy(samples.every).to(self._pool.device)]
+            weights = blends.to(outputs).unsqueeze(-1)  # [blend, model, 1]
+            losses = torch.stack([task.losses(task.blended(outputs, own), labels) for own in weights])
+            values[samples.owner, :, samples.place] = losses.double().cpu().T
+        return values.to(self._pool.device)
+
     def _samples(self, parts: Sequence[str]) -> "_PartSamples":
         """The clients' samples in these parts of their data."""
         found = [self._part(part) for part in parts]
         return _PartSamples.of(found) if "global" in parts else _samples_of(self._shards, tuple(parts))
 
-    def _ranked(self, models: Models, samples: "_PartSamples", mixture: Tensor | None = None) -> Tensor:
+    def _ranked(
+        self, models: Models, samples: "_PartSamples", mixture: Tensor | None = None, blend: bool = False
+    ) -> Tensor:
         """Rank and loss of all samples of all clients, one after another, under models [client, model].
 
         The result is [2, model, sample], on the host. With a `mixture` [client, model] the models are one predictor.
@@ -435,7 +458,7 @@ class Clients:
         if mixture is None:
             return self._form.evaluate(job)[:, rows, place]
         labels = self._pool.y[torch.from_numpy(samples.every).to(self._pool.device)]
-        outputs = self._mixed_outputs(job, rows, place, samples, mixture)
+        outputs = self._mixed_outputs(job, rows, place, samples, mixture, blend)
         return rank_and_loss(self.net.task, outputs[None], labels).cpu()
 
     def _job(self, models: Models, samples: "_PartSamples", prior: Tensor | None) -> tuple[EvaluationJob, Any, Any]:
@@ -463,20 +486,21 @@ class Clients:
         return job, rows, place
 
     def _mixed_outputs(
-        self, job: EvaluationJob, rows: Any, place: Any, samples: "_PartSamples", mixture: Tensor
+        self, job: EvaluationJob, rows: Any, place: Any, samples: "_PartSamples", mixture: Tensor, blend: bool
     ) -> Tensor:
         """The outputs [sample, output] of a mixture [client, model] of the models of a job."""
         outputs = predictions(self._form.outputs, job)[rows, place]
         weights = mixture[torch.from_numpy(samples.owner).to(mixture.device)].T
-        return self.net.task.mixed(outputs, weights)
+        task = self.net.task
+        return task.blended(outputs, weights) if blend else task.mixed(outputs, weights)
 
     def predictions(
-        self, models: Models, on: str = "train", mixture: Tensor | None = None
+        self, models: Models, on: str = "train", mixture: Tensor | None = None, blend: bool = False
     ) -> list[tuple[np.ndarray, np.ndarray]]:
         """For each client the targets of a part of its data, and what its model predicts, in the data's own units.
 
-        There is one model per client [client], or a `mixture` [client, model] of several. Predictions are probabilities
-        [sample, class] or numbers [sample, number].
+        There is one model per client [client], or a `mixture` [client, model] of several, which may be a `blend` (see
+        `evaluate`). Predictions are probabilities [sample, class] or numbers [sample, number].
         """
         self._check_stack(models)
         stack = models if len(models.shape) > 1 else models.inserted(1)
@@ -485,7 +509,7 @@ class Clients:
         samples = self._samples((on,))
         if not len(samples.every):
             return [(np.empty(0), np.empty(0))] * len(self)
-        outputs = self._mixed_outputs(*self._job(stack, samples, self.prior), samples, mixture)
+        outputs = self._mixed_outputs(*self._job(stack, samples, self.prior), samples, mixture, blend)
         y = self._pool.y[torch.from_numpy(samples.every).to(self._pool.device)]
         if y.is_floating_point():
             y, outputs = self._pool.in_units(y), self._pool.in_units(outputs)
@@ -493,11 +517,13 @@ class Clients:
         truth, predicted = y.cpu().numpy(), self.net.task.predicted(outputs).double().cpu().numpy()
         return list(zip(np.split(truth, cuts), np.split(predicted, cuts), strict=True))
 
-    def take_home(self, models: Models, weights: Tensor | None = None) -> None:
+    def take_home(self, models: Models, weights: Tensor | None = None, blend: bool = False) -> None:
         """Let clients have the models [client] with which they predict, or those [client, model] that they mix."""
         self.kept[HOME] = models
         if weights is not None:
             self.kept[HOME_WEIGHTS] = weights
+        if blend:
+            self.kept[HOME_BLEND] = torch.ones(len(self), dtype=torch.bool)
         if self.prior is not None:
             self.kept[HOME_PRIOR] = self.prior
 
@@ -547,6 +573,34 @@ class Clients:
         found = torch.full((len(self), max(samples.sizes)), -1)
         found[samples.owner, samples.place] = self._pool.y[torch.from_numpy(samples.every).to(self._pool.device)].cpu()
         return found.to(self._pool.device)
+
+    def class_features(self, models: Models) -> tuple[Tensor, Tensor, Tensor]:
+        """What the last layer of a model [client] gets for the client's training samples, class by class.
+
+        That is the mean [client, class, feature], the variance as a sum over features [client, class], and whether the
+        client has the class at all [client, class]: where it has not, the others are 0.
+        """
+        self._check_stack(models)
+        found = [self._features_by_class(models[row], row) for row in range(len(self))]
+        means, spread = (torch.stack(values) for values in zip(*found, strict=True))
+        return means, spread, self.label_counts() > 0
+
+    def _features_by_class(self, model: Models, row: int) -> tuple[Tensor, Tensor]:
+        """The mean features [class, feature] of the client in this row under a single model, and their spread."""
+        x, y = self.samples(row)
+        blocks = []
+        with torch.no_grad():
+            for block in x.split(rows_at_once(self.net, 1)):
+                current = Pass()
+                self.net(model.parameters, model.buffers, (block,), current)
+                assert current.features is not None
+                blocks.append(current.features.flatten(1))
+        features = torch.cat(blocks).double()
+        own = torch.nn.functional.one_hot(y, self.net.classes).T.double()  # [class, sample]
+        count = own.sum(dim=1, keepdim=True).clamp(min=1)
+        means = own @ features / count
+        spread = (own @ (features - means[y]).square() / count).sum(dim=1)
+        return means, spread
 
     def label_counts(self, on: str = "train") -> Tensor:
         """How often each client has each label, [client, class]."""

@@ -54,9 +54,13 @@ class Task(ABC):
     def predicted(self, outputs: Tensor) -> Tensor:
         """What a user wants to know of a sample: probabilities, or the numbers themselves."""
 
-    def mixed(self, outputs: Tensor, weights: Tensor) -> Tensor:
-        """The outputs of several models as one, from outputs [model, ..., output] and weights [model, ...]."""
+    def blended(self, outputs: Tensor, weights: Tensor) -> Tensor:
+        """The weighted sum of outputs [model, ..., output] with weights [model, ...], before any softmax."""
         return (outputs * weights.to(outputs).unsqueeze(-1)).sum(dim=0)
+
+    def mixed(self, outputs: Tensor, weights: Tensor) -> Tensor:
+        """The predictions of several models as one, from outputs [model, ..., output] and weights [model, ...]."""
+        return self.blended(outputs, weights)
 
 
 class Classification(Task):

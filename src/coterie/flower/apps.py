@@ -338,7 +338,9 @@ class AppClients(Clients):
         model, metrics = self._host.train(start[0], {"server-round": self.round, **config})
         return model.expand(1), metrics
 
-    def evaluate(self, models: Models, on: str = "train", mixture: Tensor | None = None) -> Evaluation:
+    def evaluate(
+        self, models: Models, on: str = "train", mixture: Tensor | None = None, blend: bool = False
+    ) -> Evaluation:
         """How models do on the client's own data, as the app's evaluate handler measures it."""
         self._check_stack(models)
         if mixture is not None:
@@ -362,10 +364,10 @@ class AppClients(Clients):
         return Evaluation(correct, correct * torch.nan, loss_sum, samples[:, 0].long())
 
     def evaluate_each(
-        self, models: Models, parts: Sequence[str], mixture: Tensor | None = None
+        self, models: Models, parts: Sequence[str], mixture: Tensor | None = None, blend: bool = False
     ) -> tuple[Evaluation, ...]:
         """How models do on each of several parts of the client's own data."""
-        return tuple(self.evaluate(models, part, mixture) for part in parts)
+        return tuple(self.evaluate(models, part, mixture, blend) for part in parts)
 
     def _one(self, model: Models, on: str) -> tuple[float, float, int]:
         """Accuracy and loss of a single model, and on how many samples. If the app gives no accuracy, that is NaN."""

@@ -20,6 +20,7 @@ from coterie.clients.programs import Outputs, program
 from coterie.core.fields import Positive
 from coterie.core.records import state
 from coterie.moves import server_steps
+from coterie.moves.correcting import train_controlled
 from coterie.nets.stacks import Changes, Models
 from coterie.server.federation import Federation, Replies
 from coterie.server.method import Method, method
@@ -77,15 +78,3 @@ class Scaffold(Method):
 def controlled_training(clients: Clients, start: Models, control: Changes, local: LocalTraining) -> Outputs:
     """SCAFFOLD's client, option II: c_i+ = c_i - c + (x - y_i) / (K eta_l)."""
     return train_controlled(clients, start, control, local, start.zeros(), local.momentum)
-
-
-def train_controlled(
-    clients: Clients, start: Models, control: Changes, local: LocalTraining, first: Changes, momentum: float
-) -> Outputs:
-    """SCAFFOLD's client, whose first control variate is `first`, and whose gradients are counted for this momentum."""
-    own = clients.state("control", otherwise=first)
-    trained = clients.train(start, local, push=control - own)
-    gradients = server_steps.weight_of_steps(trained.steps, momentum)
-    new = server_steps.control_variate(own, control, start, trained.models, gradients * local.rate)
-    clients.keep(control=new)
-    return {"model": trained.models, "control_change": new - own}

@@ -213,6 +213,65 @@ def prediction_similarity(own_on_own: Any, other_on_own: Any, own_on_other: Any,
     return (cosine_on_own + cosine_on_other) / 2
 
 
+def standardised(means: Any, spread: Any, known: Any) -> np.ndarray:
+    """Clients' mean features of each class, in units of the class's own spread, [client, class, feature].
+
+    `means` [client, class, feature], `spread` [client, class], the variance summed over features, and whether a client
+    has the class, `known` [client, class], are what `Clients.class_features` gives. A class's spread is its mean over
+    the clients that have it: so nobody need tell how often. Classes that a client has not, or that vary at no client,
+    are NaN.
+
+    >>> coterie.evidence.standardised([[[2.0], [0.0]], [[6.0], [3.0]]], [[4, 0], [4, 1]], [[True, False], [True, True]])
+    array([[[ 1.],
+            [nan]],
+    <BLANKLINE>
+           [[ 3.],
+            [ 3.]]])
+    """
+    means, spread = as_array("means", means, 3), as_array("spread", spread, 2)
+    known = as_array("known", known, 2) > 0
+    scale = (spread * known).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
+    there = known & (scale > 0)
+    units = np.sqrt(np.where(scale > 0, scale, 1))[:, None]
+    return np.where(there[..., None], means / units, np.nan)
+
+
+def class_distance(features: Any) -> np.ndarray:
+    """How far apart clients are, given the label: squared distances of class means, [client, client].
+
+    `features` [client, class, feature] are `standardised` class means. The distance is a mean over the classes that
+    both clients have; it is NaN for two that share none, of which nothing is known. How often a client has a class does
+    not matter, nor which classes it has beside: that is what evidence without priors means.
+
+    >>> coterie.evidence.class_distance([[[1.0], [0.0]], [[3.0], [0.0]], [[np.nan], [5.0]]])
+    array([[ 0.,  2., 25.],
+           [ 2.,  0., 25.],
+           [25., 25.,  0.]])
+    """
+    features = np.asarray(features, dtype=np.float64)
+    if features.ndim != 3:
+        raise SettingsError(f"features of shape {features.shape}: expected class means, [client, class, feature]")
+    known = ~np.isnan(features).any(axis=2)
+    return between_classes(np.nan_to_num(features), known, np.nan_to_num(features), known)
+
+
+def between_classes(one: np.ndarray, known: np.ndarray, other: np.ndarray, also: np.ndarray) -> np.ndarray:
+    """`class_distance` between two lists of class means, [one, other], with what each of them knows [..., class].
+
+    >>> features = np.array([[[1.0]], [[3.0]]])
+    >>> known = np.array([[True], [True]])
+    >>> coterie.evidence.between_classes(features[:1], known[:1], features, known)
+    array([[0., 4.]])
+    """
+    total, shared = np.zeros((2, len(one), len(other)))
+    for label in range(one.shape[1]):
+        both = known[:, None, label] & also[None, :, label]
+        squares = ((one[:, None, label] - other[None, :, label]) ** 2).sum(axis=2)
+        total += np.where(both, squares, 0)
+        shared += both
+    return np.where(shared > 0, total, np.nan) / np.maximum(shared, 1)
+
+
 def _tidy(similarity: np.ndarray) -> np.ndarray:
     """The similarities made exactly symmetric, and exactly 1 where they are below it by no more than rounding."""
     similarity = (similarity + similarity.swapaxes(0, 1)) / 2

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from coterie.core.arrays import as_array, as_counts, as_square
 from coterie.core.errors import CoterieError, SettingsError
+from coterie.moves.evidence import between_classes, class_distance
 
 Noise = Literal["alone", "nearest", "out"]
 Linkage = Literal["single", "complete", "average", "ward"]
@@ -311,6 +312,44 @@ def linkage(
         return _by_first_member(cut_tree(tree, n_clusters=min(groups or 1, len(distance)))[:, 0])
     threshold = threshold * float(np.median(pairs)) if relative else threshold
     return _by_first_member(fcluster(tree, threshold, criterion="distance"))
+
+
+def merging(features: Any, most: int | None = None) -> dict[int, Grouping]:
+    """Nested groups of clients by their class means, for each number of groups from 2 to `most`.
+
+    `features` [client, class, feature] are `coterie.evidence.standardised`, with NaN for classes that a client has not.
+    The two groups that are nearest by `class_distance` become one, whose class means are those of its members; so
+    two clients that share no label may meet by way of others, and a group knows more labels the larger it is. Groups
+    that share no label are never merged: nothing says that they are alike. There may then be no cut into so few groups.
+
+    >>> cuts = coterie.grouping.merging([[[0.0], [np.nan]], [[0.1], [5.0]], [[np.nan], [5.1]], [[7.0], [9.0]]])
+    >>> {groups: cut.labels.tolist() for groups, cut in cuts.items()}
+    {2: [0, 0, 0, 1], 3: [0, 1, 1, 2]}
+    """
+    features = np.asarray(features, dtype=np.float64)
+    if features.ndim != 3 or not len(features):
+        raise SettingsError(f"features of shape {features.shape}: expected class means, [client, class, feature]")
+    most = len(features) - 1 if most is None else most
+    count = (~np.isnan(features).any(axis=2)).astype(float)  # members that know a class, [group, class]
+    total, means = np.nan_to_num(features), np.nan_to_num(features)
+    labels, cuts = np.arange(len(features)), {}
+    distance = class_distance(features)
+    distance[np.tril_indices(len(features))] = np.nan
+    for groups in range(len(features) - 1, 1, -1):
+        if np.isnan(distance).all():
+            break
+        keep, gone = np.unravel_index(np.nanargmin(distance), distance.shape)
+        labels[labels == gone] = keep
+        total[keep] += total[gone]
+        count[keep] += count[gone]
+        means[keep] = total[keep] / np.maximum(count[keep], 1)[:, None]
+        distance[gone] = distance[:, gone] = np.nan
+        there = np.setdiff1d(np.unique(labels), keep)
+        new = between_classes(means[[keep]], count[[keep]] > 0, means[there], count[there] > 0)[0]
+        distance[np.minimum(keep, there), np.maximum(keep, there)] = new
+        if groups <= most:
+            cuts[groups] = _by_first_member(labels)
+    return dict(sorted(cuts.items()))
 
 
 def bipartition(similarity: Any, method: Linkage = "single") -> Grouping:

@@ -49,6 +49,27 @@ def uniform(clients: int, membership: Any = None) -> Tensor:
     return by_samples(torch.ones(clients), membership)
 
 
+def without_oneself(counts: Any, membership: Any = None) -> Tensor:
+    """For each client the mean of the others in its group, [client, client], weighted by their `counts` [client].
+
+    Who is alone in its group, or has no group, gets the mean of all others: what it would have without groups.
+
+    >>> coterie.mixing.without_oneself([1, 1, 2], coterie.grouping.Grouping.of([0, 0, 1]))
+    tensor([[0.0000, 1.0000, 0.0000],
+            [1.0000, 0.0000, 0.0000],
+            [0.5000, 0.5000, 0.0000]], dtype=torch.float64)
+    """
+    counts = torch.from_numpy(as_counts("counts", counts))
+    if len(counts) < 2:
+        raise SettingsError("mixing without oneself: there is nobody else")
+    matrix = np.ones((1, len(counts))) if membership is None else membership.matrix
+    groups = torch.from_numpy(np.asarray(matrix, dtype=np.float64))
+    others = 1 - torch.eye(len(counts), dtype=torch.float64)
+    beside = groups.T @ groups * others * counts
+    alone = ~(beside > 0).any(dim=1, keepdim=True)
+    return by_samples(torch.ones(len(counts)), torch.where(alone, others * counts, beside))
+
+
 def cafa_weights(cluster_sizes_of_selected: Any, accuracy: Any, validation_sizes: Any) -> Tensor:
     """CAFA's weights of the selected clients, [1, client] (Eqs. 8-11).
 

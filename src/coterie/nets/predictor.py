@@ -38,14 +38,17 @@ class Predictor(nn.Module):
         weights: Tensor | None = None,
         client: str = "",
         prior: Tensor | None = None,
+        blend: bool = False,
     ) -> None:
         """One net, or several with the `weights` [net] by which their predictions are mixed.
 
-        A `prior` [class] is added to what each net gives.
+        As a `blend` not their probabilities are mixed, but their outputs before the softmax. A `prior` [class] is added
+        to what each net gives.
         """
         super().__init__()
         self.nets, self.preparation, self.client = nn.ModuleList(nets), preparation, client
         self.task = preparation.kind_of_task
+        self._mix = self.task.blended if blend else self.task.mixed
         dtype = next(nets[0].parameters()).dtype
         # The same numbers as in `Pool`, so that a sample is prepared here as it was when the model was scored.
         shift, scale = np.array(preparation.shift), np.array(preparation.scale)
@@ -71,7 +74,7 @@ class Predictor(nn.Module):
         """The outputs for raw inputs [sample, ...]."""
         x = self._prepared(x)
         outputs = [net(x) + self.prior if len(self.prior) else net(x) for net in self.nets]
-        mixed = outputs[0] if len(outputs) == 1 else self.task.mixed(torch.stack(outputs), self.weights[:, None])
+        mixed = outputs[0] if len(outputs) == 1 else self._mix(torch.stack(outputs), self.weights[:, None])
         return mixed * self.target_scale + self.target_shift if self.task.name == "regression" else mixed
 
     def _prepared(self, x: Tensor) -> Tensor:

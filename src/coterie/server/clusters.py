@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coterie.clients.programs import choose
 from coterie.core.records import state
 from coterie.moves import mixing, sampling
 from coterie.moves.grouping import Grouping
@@ -57,6 +58,14 @@ class Clusters:
         """The clusters with clients that answered and were in none: `nearest` finds theirs by what they sent."""
         late = np.flatnonzero((self.of(fed)[replies.clients] < 0).numpy())
         return self.joined(fed, replies.clients[late], nearest(replies.model[late])) if len(late) else self
+
+    def settled(self, fed: Federation, on: str) -> "Clusters":
+        """The clusters with everybody who is there and in none: each chooses the model that fits its data `on` best."""
+        new = self.missing(fed)
+        if len(self.models) == 1:
+            return self.joined(fed, new, 0)
+        replies = fed.ask(choose, new, shared=self.models, on=on)
+        return self if replies is None else self.joined(fed, replies.clients, replies.choice)
 
     def cohort(self, fed: Federation, participation: float) -> np.ndarray:
         """Who trains in a round: a share of every cluster, and everybody who is in none yet."""

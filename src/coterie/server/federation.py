@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from coterie.clients import programs
-from coterie.clients.clients import HOME, HOME_PRIOR, HOME_WEIGHTS, CallContext, Clients, new_models
+from coterie.clients.clients import HOME, HOME_BLEND, HOME_PRIOR, HOME_WEIGHTS, CallContext, Clients, new_models
 from coterie.clients.letters import Letters
 from coterie.clients.memory import Value, size_of
 from coterie.clients.programs import Program
@@ -29,7 +29,7 @@ from coterie.training.local import LocalTraining
 KEPT_FINITE = "_kept_finite"
 """The output, beside a program's own, that says whether the models that a client keeps are finite, [client]."""
 
-_HOME = (HOME, HOME_WEIGHTS, HOME_PRIOR)
+_HOME = (HOME, HOME_WEIGHTS, HOME_BLEND, HOME_PRIOR)
 
 log = logging.getLogger("coterie")
 
@@ -151,6 +151,12 @@ class Replies:
         if name in outputs:
             return outputs[name]
         raise AttributeError(f"the program returned no {name!r}, only {', '.join(outputs) or 'nothing'}")
+
+    def of(self, there: Any) -> "Replies":
+        """The replies of some of the clients that answered: `there` [client] is true for them."""
+        there = torch.as_tensor(there, dtype=torch.bool).cpu()
+        outputs = {name: value[there.to(value.device)] for name, value in self.outputs.items()}
+        return Replies(self.clients[there.numpy()], outputs, self.samples[there], self.letters)
 
     def counts(self, weighting: str = "samples") -> Tensor:
         """What the clients count for, [client]: as many as their samples, or 1 each."""

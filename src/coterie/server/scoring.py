@@ -18,7 +18,7 @@ from coterie.clients.programs import Outputs, program
 from coterie.core.errors import SettingsError
 from coterie.core.fields import Checked, Count, Effect, Positive, known_keywords
 from coterie.data.tasks import Task
-from coterie.moves import mixing
+from coterie.moves import choosing, mixing
 from coterie.nets.stacks import Models
 from coterie.server.federation import Federation
 from coterie.server.metrics import Metric, metric_named
@@ -183,7 +183,10 @@ _PREDICTIONS = 50_000_000
 
 def _rule(served: Served) -> dict[str, Any]:
     """What clients are told of the rule by which they find the model that they predict with."""
+    blend = served.blend
+    blending = {} if blend is None else {"candidates": blend.own, "adapting": blend.local, "parts": blend.parts}
     rule = {
+        **blending,
         "kept": served.kept,
         "on": served.on,
         "shares": served.shares,
@@ -212,7 +215,10 @@ def known_groups(
 
 
 def _inputs(served: Served, clients: np.ndarray) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What is sent to the clients: one model to each, or all of them to choose from or to mix."""
+    """What is sent to the clients: one model to each, or all of them to choose from or to mix; and how they blend."""
+    if served.blend is not None:
+        own, shared = _inputs(replace(served, blend=None), clients)
+        return own, {**shared, "found": served.blend.found}
     if served.models is None:
         return {}, {} if served.shared is None else {"shared_part": served.shared}
     index = torch.from_numpy(clients)
@@ -239,6 +245,10 @@ def score_client(
     added: Sequence[str] | None = None,
     offset: str | None = None,
     personal: Stages = (),
+    found: Tensor | None = None,
+    candidates: Sequence[str] = (),
+    adapting: LocalTraining | None = None,
+    parts: int = 1,
     adapt: LocalTraining | None = None,
     last: bool = False,
     everywhere: bool = False,
@@ -251,30 +261,33 @@ def score_client(
     models, weights, outputs = _predicting(
         clients, models, weights, shared_part, kept, on, shares, part, added, offset, personal
     )
+    first_model, blend = models, found is not None
+    if found is not None:
+        models, weights = _blended(clients, models, found, candidates, adapting, parts)
     if take_home:
-        clients.take_home(models, weights)
-    test, validation = clients.evaluate_each(models, ("test", "validation"), weights)
+        clients.take_home(models, weights, blend)
+    test, validation = clients.evaluate_each(models, ("test", "validation"), weights, blend)
     outputs |= {"loss": test.loss, "test_samples": test.samples}
     for name in metrics:
         if name == "accuracy":
             outputs["test_accuracy"] = test.accuracy_of(top)
         else:
-            outputs[f"test_{name}"] = _values(clients, name, models, "test", weights)
+            outputs[f"test_{name}"] = _values(clients, name, models, "test", weights, blend)
     first = metrics[0]
     by_hits = first == "accuracy"
     outputs["validation"] = (
-        validation.accuracy_of(top) if by_hits else _values(clients, first, models, "validation", weights)
+        validation.accuracy_of(top) if by_hits else _values(clients, first, models, "validation", weights, blend)
     )
 
-    def own_score(models: Models, part: str, weights: Tensor | None = None) -> Tensor:
+    def own_score(models: Models, part: str, weights: Tensor | None = None, blend: bool = False) -> Tensor:
         if own == "accuracy":
-            return clients.evaluate(models, part, weights).accuracy_of(top)
-        return _values(clients, own, models, part, weights)
+            return clients.evaluate(models, part, weights, blend).accuracy_of(top)
+        return _values(clients, own, models, part, weights, blend)
 
     if everywhere:
-        outputs[f"global_{own}"] = own_score(models, "global", weights)
+        outputs[f"global_{own}"] = own_score(models, "global", weights, blend)
     if adapt is not None:
-        outputs[f"{own}_adapted"] = own_score(clients.adapt(models, adapt), "test")
+        outputs[f"{own}_adapted"] = own_score(clients.adapt(first_model, adapt), "test")
     if last:
         outputs[f"{own}_last"] = own_score(clients.state("_last", otherwise=clients.initial()), "test")
     return outputs | {"steps": clients.steps_taken, "rounds": clients.rounds_taken}
@@ -293,6 +306,10 @@ def predictions_of_client(
     added: Sequence[str] | None = None,
     offset: str | None = None,
     personal: Stages = (),
+    found: Tensor | None = None,
+    candidates: Sequence[str] = (),
+    adapting: LocalTraining | None = None,
+    parts: int = 1,
     longest: int = 0,
 ) -> Outputs:
     """What is predicted for the client's test data, for metrics that need all samples in one place.
@@ -302,10 +319,12 @@ def predictions_of_client(
     models, weights, _ = _predicting(
         clients, models, weights, shared_part, kept, on, shares, part, added, offset, personal
     )
-    found = clients.predictions(models, "test", weights)
-    there = torch.arange(longest) < torch.tensor([len(y) for y, _ in found])[:, None]
+    if found is not None:
+        models, weights = _blended(clients, models, found, candidates, adapting, parts)
+    predicted = clients.predictions(models, "test", weights, found is not None)
+    there = torch.arange(longest) < torch.tensor([len(y) for y, _ in predicted])[:, None]
     padded = []
-    for values in zip(*found, strict=True):
+    for values in zip(*predicted, strict=True):
         some = next(value for value in values if len(value))
         padded.append(torch.zeros(len(clients), longest, *some.shape[1:], dtype=torch.from_numpy(some).dtype))
         for row, value in enumerate(values):
@@ -313,10 +332,12 @@ def predictions_of_client(
     return {"truth": padded[0], "predicted": padded[1], "there": there}
 
 
-def _values(clients: Clients, name: str, models: Models, on: str, weights: Tensor | None) -> Tensor:
+def _values(
+    clients: Clients, name: str, models: Models, on: str, weights: Tensor | None, blend: bool = False
+) -> Tensor:
     """A metric of each client's predictions, [client]."""
     judge = metric_named(name)
-    return torch.tensor([judge(y, predicted) for y, predicted in clients.predictions(models, on, weights)])
+    return torch.tensor([judge(y, predicted) for y, predicted in clients.predictions(models, on, weights, blend)])
 
 
 def _predicting(
@@ -352,6 +373,22 @@ def _predicting(
     for stage, (trains, local) in enumerate(personal):
         models = clients.adapt(models, local, trains, stage)
     return models, weights, outputs
+
+
+def _blended(
+    clients: Clients,
+    served: Models,
+    found: Tensor,
+    candidates: Sequence[str],
+    adapting: LocalTraining | None,
+    parts: int,
+) -> tuple[Models, Tensor]:
+    """The candidates [client, model] of each client beside what it is served, and the weights of its own blend."""
+    assert adapting is not None
+    own = [clients.state(name, otherwise=served) for name in candidates]
+    models = Models.stack([served, clients.adapt(served, adapting), *own], axis=1)
+    # Inputs that are the same for all clients reach a program once for each.
+    return models, choosing.chosen(clients, models, parts, found[0])
 
 
 def _own_shares(clients: Clients, models: Models, kept: str) -> Tensor:

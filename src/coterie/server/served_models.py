@@ -17,7 +17,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from coterie.clients.clients import HOME, HOME_WEIGHTS
+from coterie.clients.clients import HOME, HOME_BLEND, HOME_WEIGHTS
 from coterie.clients.programs import own_prior
 from coterie.core.errors import CoterieError, DataError, SettingsError, unknown
 from coterie.core.files import write_whole
@@ -30,8 +30,9 @@ from coterie.nets.stacks import Models
 from coterie.server.federation import Federation
 from coterie.server.serving import Served
 
-FORMAT, FORMAT_WITH_PRIORS = 1, 2
-"""The version of the file. Where clients add priors it is the second: who knows only the first would leave them out."""
+FORMAT, FORMAT_WITH_PRIORS, FORMAT_WITH_BLENDS = 1, 2, 3
+"""The version of the file. Where clients add priors it is the second, and where they blend outputs the third: who knows
+only earlier ones would leave priors out, or mix probabilities instead."""
 
 SUFFIX = ".safetensors"
 """How the names of these files end."""
@@ -55,6 +56,8 @@ class ServedModels:
     """Or how it mixes all models, [client, model]."""
     prior: Tensor | None = None
     """What each client adds to what models give, [client, class], if it adds anything."""
+    blend: bool = False
+    """Whether clients mix what their models give before the softmax, and not probabilities."""
 
     @classmethod
     def of(cls, fed: Federation, served: Served, choice: np.ndarray | None = None) -> "ServedModels | None":
@@ -88,6 +91,13 @@ class ServedModels:
             home = fed.taken_home()
             clients, rows = home[HOME]
             names = tuple(fed.names[client] for client in clients.tolist())
+            if HOME_BLEND in home:
+                weights = home[HOME_WEIGHTS][1]
+                assert isinstance(rows, Models)
+                assert isinstance(weights, Tensor)
+                blocks = _own_blocks(weights)
+                mixed = blocks.any(dim=0).nonzero()[:, 0]
+                return cls(rows.flattened()[mixed], preparation, names, weights=blocks[:, mixed], blend=True)
             if HOME_WEIGHTS in home:
                 assert served.models is not None
                 return cls(served.models.to("cpu"), preparation, names, weights=home[HOME_WEIGHTS][1])  # type: ignore[arg-type]
@@ -123,15 +133,16 @@ class ServedModels:
             return Predictor([self.models[int(self.index[row])].module()], self.preparation, client=client, prior=prior)
         mixed = self.weights[row].nonzero()[:, 0]  # a model without any weight is not computed
         modules = [self.models[place].module() for place in mixed.tolist()]
-        return Predictor(modules, self.preparation, self.weights[row, mixed], client, prior)
+        return Predictor(modules, self.preparation, self.weights[row, mixed], client, prior, self.blend)
 
     def of_client(self, client: str) -> "ServedModels":
         """What one client predicts with, alone."""
         row = self._row(client)
         prior = None if self.prior is None else self.prior[row : row + 1]
         if self.weights is not None:
-            own = self.weights[row : row + 1]
-            return ServedModels(self.models, self.preparation, (client,), weights=own, prior=prior)
+            mixed = self.weights[row].nonzero()[:, 0] if self.blend else slice(None)
+            own = self.weights[row : row + 1, mixed]
+            return ServedModels(self.models[mixed], self.preparation, (client,), None, own, prior, self.blend)
         assert self.index is not None
         models, only = self.models[self.index[row : row + 1]], torch.zeros(1, dtype=torch.int64)
         return ServedModels(models, self.preparation, (client,), index=only, prior=prior)
@@ -156,8 +167,9 @@ class ServedModels:
         for place in range(len(self.models)):
             front = "" if len(self.models) == 1 else f"{place}/"
             tensors |= {front + name: tensor for name, tensor in self.models[place].state_dict().items()}
+        version = FORMAT if self.prior is None else FORMAT_WITH_PRIORS
         about = {
-            "format": FORMAT if self.prior is None else FORMAT_WITH_PRIORS,
+            "format": FORMAT_WITH_BLENDS if self.blend else version,
             "net": self.net.name,
             "models": len(self.models),
             "clients": list(self.clients),
@@ -182,8 +194,8 @@ class ServedModels:
         try:
             length = int.from_bytes(content[:8], "little")
             about = json.loads(json.loads(content[8 : 8 + length])["__metadata__"][_ABOUT])
-            if about["format"] not in (FORMAT, FORMAT_WITH_PRIORS):
-                known = f"{FORMAT} and {FORMAT_WITH_PRIORS}"
+            if about["format"] not in (FORMAT, FORMAT_WITH_PRIORS, FORMAT_WITH_BLENDS):
+                known = f"{FORMAT} to {FORMAT_WITH_BLENDS}"
                 raise DataError(f"{path}: models of format {about['format']}; this version of Coterie reads {known}")
             return cls._made(about, load_tensors(content), net)
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
@@ -208,6 +220,7 @@ class ServedModels:
             None if index is None else torch.tensor(index, dtype=torch.int64),
             None if weights is None else torch.tensor(weights, dtype=torch.float64),
             None if prior is None else torch.tensor(prior, dtype=torch.float64),
+            about["format"] == FORMAT_WITH_BLENDS,
         )
 
 
@@ -228,6 +241,16 @@ def one_of(models: ServedModels, where: str, client: str = "") -> Predictor:
         some = ", ".join(models.clients[:5]) + (", ..." if len(models.clients) > 5 else "")
         raise SettingsError(f"{where}: has models of {len(models.clients)} clients; name one with client=: {some}")
     return models.model(client or models.clients[0])
+
+
+def _own_blocks(weights: Tensor) -> Tensor:
+    """Weights [client, model] of models that each client has for itself, as weights of all of them in one row.
+
+    >>> _own_blocks(torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
+    tensor([[0.5000, 0.5000, 0.0000, 0.0000],
+            [0.0000, 0.0000, 1.0000, 0.0000]])
+    """
+    return torch.block_diag(*weights.split(1))
 
 
 def _model(net: Net, tensors: dict[str, Tensor], front: str) -> Models:

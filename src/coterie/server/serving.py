@@ -4,6 +4,7 @@
 True
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,6 +47,8 @@ class Served:
     """The name under which clients keep what is added, for them, to what the last layer gets; others add nothing."""
     adapt: tuple[tuple[str, LocalTraining], ...] = ()
     """Local training that precedes predicting: which part of the model is trained, and how, one after another."""
+    blend: "Blend | None" = None
+    """Of which candidates beside that model each client blends what it predicts with."""
 
     def after(self, local: LocalTraining, trains: str = "all") -> "Served":
         """This rule, with a little local training of a part at each client before it predicts; the last thing it does.
@@ -82,6 +85,15 @@ class Served:
             )
         return replace(self, offset=name)
 
+    def blended(self, own: Sequence[str], local: LocalTraining, parts: int, found: Tensor) -> "Served":
+        """This rule, after which each client blends what it is served with models of its own; see `Blend`.
+
+        >>> served = coterie.serving.one(coterie.simulate(clients=3, net="mlp").new_model(), clients=3)
+        >>> served.blended(["mine"], coterie.LocalTraining(), parts=2, found=torch.zeros(3, 6)).personal
+        True
+        """
+        return replace(self, blend=Blend(tuple(own), local, parts, found))
+
     @property
     def mixed(self) -> bool:
         """Whether clients predict with several models at once."""
@@ -90,7 +102,27 @@ class Served:
     @property
     def personal(self) -> bool:
         """Whether clients predict with something of their own, not with one of the server's models."""
-        return self.models is None or self.mixed or self.offset is not None or bool(self.added or self.adapt)
+        own = self.added or self.adapt or self.offset is not None or self.blend is not None
+        return self.models is None or self.mixed or bool(own)
+
+
+@dataclass(frozen=True, eq=False)
+class Blend:
+    """Candidates that a client blends: what it is served, that model adapted, and models that it keeps itself.
+
+    >>> served = coterie.serving.one(coterie.simulate(clients=3, net="mlp").new_model(), clients=3)
+    >>> served.blended(["mine"], coterie.LocalTraining(), parts=2, found=torch.zeros(3, 6)).blend.own
+    ('mine',)
+    """
+
+    own: tuple[str, ...]
+    """The names under which clients keep the latter; who keeps none yet has what it is served in its place."""
+    local: LocalTraining
+    """How the served model is adapted."""
+    parts: int
+    """In how many parts weights are dealt out (see `coterie.moves.choosing.lattice`)."""
+    found: Tensor
+    """What the federation has found of every blend (see `coterie.moves.choosing.between_clients`)."""
 
 
 def one(model: Models, clients: int) -> Served:

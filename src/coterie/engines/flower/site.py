@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coterie.clients.clients import HOME, HOME_PRIOR, HOME_WEIGHTS, CallContext
+from coterie.clients.clients import HOME, HOME_BLEND, HOME_PRIOR, HOME_WEIGHTS, CallContext
 from coterie.clients.guard import Limits
 from coterie.clients.letters import Letter, Letters, checked_content
 from coterie.clients.memory import Value
@@ -167,13 +167,15 @@ class RemoteSite:
 
     def _take_home(self, kept: dict[str, Value], host: Host) -> None:
         """Store what this site predicts with at the end of a run, if that is among what it was told to keep."""
-        models, weights, prior = (kept.pop(name, None) for name in (HOME, HOME_WEIGHTS, HOME_PRIOR))
+        names = (HOME, HOME_WEIGHTS, HOME_BLEND, HOME_PRIOR)
+        models, weights, blend, prior = (kept.pop(name, None) for name in names)
         preparation = getattr(host, "preparation", None)
         if self._rules.model is None or preparation is None or not isinstance(models, Models):
             return
         name, told = (self._rules.name,), prior.cpu() if isinstance(prior, Tensor) else None
         if isinstance(weights, Tensor):
-            own = ServedModels(models[0].to("cpu"), preparation, name, weights=weights.cpu(), prior=told)
+            blended = blend is not None
+            own = ServedModels(models[0].to("cpu"), preparation, name, None, weights.cpu(), told, blended)
         else:
             only = torch.zeros(1, dtype=torch.int64)
             own = ServedModels(models.to("cpu"), preparation, name, index=only, prior=told)
