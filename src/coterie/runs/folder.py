@@ -36,6 +36,7 @@ from coterie.nets.net import Net
 from coterie.runs.identity import differences
 from coterie.runs.settings import as_toml, check_format, read_table
 from coterie.server.fitting import Checkpoint, Record, Result
+from coterie.server.metrics import remember
 from coterie.server.served_models import ServedModels
 
 MODELS = "models.safetensors"
@@ -81,7 +82,9 @@ class StoredRun:
         check_format(settings)
         names = ("rounds", "clients", "groups", "insights", "origin")
         records = {name: read_lines(path / f"{name}.jsonl") for name in names}
-        return cls(path, settings, _read_summary(path / "summary.json"), **records)
+        summary = _read_summary(path / "summary.json")
+        remember(summary or {})
+        return cls(path, settings, summary, **records)
 
 
 class RunFolder:
