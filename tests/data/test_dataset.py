@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coterie.core.errors import CoterieError, DataError
+import coterie
+from coterie.core.errors import CoterieError, DataError, SettingsError
 from coterie.data import Dataset
 
 
@@ -253,3 +254,24 @@ def test_moments_of_bytes_are_those_of_all_pixels(values, channels):
     mean, deviation = Dataset(x, np.zeros(4, dtype=int)).moments
     assert mean == pytest.approx(x.mean((0, 2, 3)), abs=1e-9)
     assert deviation == pytest.approx(x.std((0, 2, 3)), abs=1e-9)
+
+
+def test_dates_are_no_targets():
+    with pytest.raises(DataError, match="own: targets are dates such as 2024-03-01"):
+        Dataset(np.zeros((2, 3)), np.array(["2024-03-01", "2024-03-02"], dtype="datetime64[D]"))
+
+
+def test_whole_numbers_that_may_be_ids_are_not_taken_for_amounts_in_silence(caplog):
+    ids = [[3, 17, 0], [4, 4, 9]]
+    assert Dataset(ids, ["a", "b"]).kind == "features"
+    assert "kind=features, amounts; or say kind=tokens, if they are ids" in caplog.text
+    caplog.clear()
+    for told in (Dataset(ids, ["a", "b"], kind="tokens"), Dataset(ids, ["a", "b"], kind="features")):
+        assert told.x.shape == (2, 3)
+    assert Dataset(np.array(ids, dtype=float), ["a", "b"]).kind == "features"
+    assert caplog.text == ""
+
+
+def test_what_is_no_data_is_said_by_its_type_alone():
+    with pytest.raises(SettingsError, match="data of type ndarray: expected the name of a data set, a path"):
+        coterie.simulate(np.zeros((900, 900)))

@@ -229,6 +229,19 @@ def test_a_parquet_file_is_read():
         (VISITS.replace("yes,south", ",south"), "visits.csv: column outcome, row 5: is empty, and every row needs it"),
         (VISITS.replace("yes,south", "yes,"), "visits.csv: column hospital, row 5: is empty"),
         (VISITS.replace(",A,", ",2024-03-01,").replace(",B,", ",2024-03-02 10:30,"), "column ward holds dates such as"),
+        *(
+            (VISITS.replace(",A,", f',"{one}",').replace(",B,", f',"{one}",'), "column ward holds dates such as")
+            for one in (
+                "2024/03/01",
+                "1-3-2024",
+                "1 March 2024",
+                "Mar 1, 2024",
+                "01-Mar-24",
+                "1.3.2024 8:30",
+                "08:30:15",
+            )
+        ),
+        (VISITS.replace(",yes,", ",2024-03-01,").replace(",no,", ",2024-03-02,"), "target=outcome holds dates such as"),
         (VISITS.replace(",A,", ",1.3.2024,").replace(",B,", ",02.03.24,"), "--drop ward, or write an amount such as"),
         (VISITS.replace(",A,", ",,").replace(",B,", ",,"), "column ward is empty; leave it out with --drop ward"),
         (VISITS.replace("3,60,A", "3,60"), "visits.csv: row 4 has 5 values for 6 columns"),
@@ -384,3 +397,23 @@ def test_a_damaged_table_is_refused_on_the_command_line(refused):
     refused("run fedavg --data visits.csv --target outcome --drop id", "visits.csv: column age, row 4: 'n/a'")
     refused("run fedavg --data visits.csv --drop id", "say with target=...")
     refused("run fedavg --data visits.csv --size 4", "unknown option of a table 'size'")
+
+
+@pytest.mark.parametrize("word", ["A", "1-2", "3/4", "May", "mar", "ward 12:30", "10.5.1", "sept 4"])
+def test_words_are_not_taken_for_dates(word):
+    text = VISITS.replace(",A,", f",{word},").replace(",B,", ",other,")
+    Path("visits.csv").write_text(text)
+    column = next(one for one in from_table("visits.csv", "outcome", "hospital").schema.columns if one.name == "ward")
+    assert word in column.categories
+
+
+def test_a_data_frame_goes_straight_into_a_simulation():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"x": range(20), "y": ["a", "b"] * 10, "site": ["s", "t"] * 10})
+    fed = coterie.simulate(frame, target="y", client="site", net="logistic")
+    assert fed.names == ("s", "t")
+    assert coterie.simulate(frame, "iid", clients=3, target="y", drop=["site"]).names == ("0", "1", "2")
+    with pytest.raises(SettingsError, match=r"say with target=\.\.\. which column is predicted; there are x, y, site"):
+        coterie.simulate(frame)
+    with pytest.raises(DataError, match=r"expected numbers; columns of words are read by coterie\.data\.from_frame"):
+        coterie.Dataset(frame, frame["y"])

@@ -83,6 +83,8 @@ class Dataset:
 
     def __post_init__(self) -> None:
         x, y = _array(self.name, self.x), np.atleast_1d(_array(self.name, self.y))
+        if y.dtype.kind in "mM":
+            raise DataError(f"{self.name}: targets are dates such as {y.reshape(-1)[0]}; write amounts, such as days")
         if x.ndim < 2:
             raise DataError(f"{self.name}: inputs of shape {x.shape}; expected {', '.join(_FORMS.values())}")
         if len(x) != len(y):
@@ -238,6 +240,8 @@ def _kind(name: str, x: np.ndarray, told: str) -> str:
             f"{name}: inputs of shape {x.shape} may be grey images [sample, height, width] or series "
             "[sample, time, channel]: say kind=image or kind=series"
         )
+    if x.ndim == 2 and x.dtype.kind in "iu" and x.dtype != np.uint8 and x.size and x.min() >= 0:
+        log.warning("%s: whole numbers in two axes: kind=features, amounts; or say kind=tokens, if they are ids", name)
     return "image" if x.ndim in (3, 4) else "features"
 
 
@@ -264,7 +268,8 @@ def inputs_of(name: str, x: np.ndarray, kind: str, missing: bool) -> np.ndarray:
     if np.issubdtype(x.dtype, np.integer):
         return np.ascontiguousarray(x, dtype=np.uint8 if x.ndim == 4 and _pixels(x) else np.float32)
     if not np.issubdtype(x.dtype, np.floating):
-        raise DataError(f"{name}: inputs of type {x.dtype}; expected numbers")
+        way_out = "; columns of words are read by coterie.data.from_frame" if x.dtype == object else ""
+        raise DataError(f"{name}: inputs of type {x.dtype}; expected numbers{way_out}")
     with np.errstate(over="ignore"):  # what does not fit is found below
         x = np.ascontiguousarray(x, dtype=np.float32)
     strange = ~np.isfinite(x) & ~(np.isnan(x) & missing)
