@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
+from coterie.core.display import html_table
 from coterie.core.errors import DataError, unknown
 from coterie.core.fields import known_keywords
 from coterie.core.randomness import generator
@@ -32,7 +33,7 @@ _AXES = {"image": (3, 4), "series": (3,), "tokens": (2,)}
 
 
 @known_keywords
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """Samples with what is to be predicted of them, and a test part where one is published.
 
@@ -139,6 +140,28 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def __repr__(self) -> str:
+        return f"Dataset({self._told})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: how often classes occur, or which numbers are predicted."""
+        parts = {"to train on": self} | ({} if self.test is None else {"to test with": self.test})
+        if self.kind_of_task.one_class:
+            counts = [np.bincount(part.y, minlength=self.classes).tolist() for part in parts.values()]
+            return html_table(self._told, ["class", *parts], zip(self.labels, *counts, strict=True))
+        figures = (self.y.mean(axis=0).tolist(), self.y.min(axis=0).tolist(), self.y.max(axis=0).tolist())
+        found = zip(self.labels, *figures, strict=True)
+        return html_table(self._told, ["predicted", "mean", "least", "most"], found)
+
+    @property
+    def _told(self) -> str:
+        """What it is, in a line."""
+        samples = f"{len(self):,} samples" + ("" if self.test is None else f" and {len(self.test):,} to test with")
+        some = ", ".join(self.labels[:5]) + (", ..." if self.classes > 5 else "")
+        users = "" if self.users is None else f", from {len(np.unique(self.users)):,} users"
+        what = f"{self.classes} classes ({some})" if self.kind_of_task.one_class else some
+        return f"{self.name}: {samples}{users}; {self.kind} {'x'.join(map(str, self.shape))}; {self.task}: {what}"
 
     @property
     def kind_of_task(self) -> Task:

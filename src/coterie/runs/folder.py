@@ -29,6 +29,7 @@ from typing import Any
 
 import tomli_w
 
+from coterie.core.display import Records
 from coterie.core.errors import CoterieError, DataError, SettingsError
 from coterie.core.files import PART, lock_folder, write_whole
 from coterie.nets import codec
@@ -304,7 +305,7 @@ def load_result(folder: str | Path) -> Result:
     if stored.summary is None:
         raise SettingsError(f"{folder}: this run is not finished; go on with `coterie run --resume --out {folder}`")
     models = models_in(stored) if (stored.path / MODELS).is_file() else None
-    records = (stored.rounds, stored.clients, stored.groups, stored.insights)
+    records = (Records(stored.rounds), Records(stored.clients), Records(stored.groups), Records(stored.insights))
     origin = next(reversed(stored.origin), {})
     return Result(
         stored.summary, *records, state=None, served=None, models=models, settings=stored.settings, origin=origin
