@@ -35,8 +35,8 @@ from coterie.runs.options import (
     owners,
     routed,
     section_of,
+    suitable_split,
     table_of,
-    tells_clients,
 )
 from coterie.server.federation import Federation
 from coterie.server.method import Method
@@ -307,10 +307,10 @@ def simulate(
     Data set, split and net are names or objects; data may also be a path, or whatever `coterie.load` takes, such as a
     data frame: `simulate(frame, target="outcome", client="hospital")`. A split may also be the samples of each client,
     as a list of lists or by the clients' names: `{"north": [0, 1], "south": [2, 3, 4]}`. Without one, a table that
-    tells clients apart is split by these, other data by `dirichlet`. A `loss` that replaces the task's own is a name or
-    a function, too (see `coterie.loss`). Other options are those of the split (`clients=50`, `alpha=0.1`), of the data
-    set (`data_dir`, `limit`), of the clients' data (`test="labels"`, see `Division`) and of the computation
-    (`device="cuda"`, see `Computing`).
+    tells clients apart is split by these, data without classes by `iid`, other data by `dirichlet`. A `loss` that
+    replaces the task's own is a name or a function, too (see `coterie.loss`). Other options are those of the split
+    (`clients=50`, `alpha=0.1`), of the data set (`data_dir`, `limit`), of the clients' data (`test="labels"`, see
+    `Division`) and of the computation (`device="cuda"`, see `Computing`).
 
     >>> fed = coterie.simulate("digits", split="label-skew", classes=2, clients=5, net="mlp")
     >>> len(fed.names)
@@ -321,9 +321,11 @@ def simulate(
         dataset = str(dataset)
     own = isinstance(dataset, str) or is_frame(dataset) or is_hugging_face(dataset)
     if split is None:
-        told = tells_clients(dataset, given.get("client")) if isinstance(dataset, str) else own and given.get("client")
-        table = isinstance(dataset, Dataset) and dataset.schema is not None and dataset.users is not None
-        split = "natural" if told or table else "dirichlet"
+        path = dataset if isinstance(dataset, str) else ""
+        task = dataset.task if isinstance(dataset, Dataset) else given.get("task")
+        split = suitable_split(path, given.get("client") if own else None, task)
+        if isinstance(dataset, Dataset) and dataset.schema is not None and dataset.users is not None:
+            split = "natural"
     names = {part: name for part, name in (("data", dataset), ("split", split)) if isinstance(name, str)}
     if own:
         names.setdefault("data", "")
