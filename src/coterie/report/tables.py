@@ -108,6 +108,11 @@ def figure_text(key: str, value: float | None, deviation: float | None = None) -
 
 def _facts(summary: Summary) -> list[tuple[str, str]]:
     facts = []
+    if idle := summary.get("never_took_part"):
+        first, *_ = metrics_of([summary])
+        unit = " %" if is_share(first) else ""
+        own, others = (figure_text(first, idle[key]) + unit for key in (f"{first}_mean", f"others_{first}_mean"))
+        facts.append(("clients that never took part", f"{idle['clients']}: {own}, others {others}"))
     if summary.get("groups") is not None:
         facts.append(("groups", str(summary["groups"])))
     if summary.get("ari") is not None:

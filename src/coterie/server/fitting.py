@@ -358,6 +358,15 @@ def _all_rounds(
     return scores, served, models
 
 
+def _never_trained(scores: ClientScores) -> Record:
+    """How many clients never took part, and how they and the others fare; nothing if all did."""
+    idle, (name, values) = scores.rounds == 0, next(iter(scores.values.items()))
+    if not idle.any():
+        return {}
+    told = {"clients": int(idle.sum()), f"{name}_mean": spread(values[idle])["mean"]}
+    return {**told, f"others_{name}_mean": spread(values[~idle])["mean"]}
+
+
 def _described(fed: Federation) -> Record:
     """The names of a simulation's data, split and net, as tables show them."""
     if fed.world is None or fed.preparation is None:
@@ -485,9 +494,12 @@ def _summary(
     summary |= describe | size
     summary["metrics"] = {name: metric_named(name).facts for name in scores.values}
     summary |= last | {f"pooled_{name}": value for name, value in pooled.items()} | {"best_round": best}
+    if idle := _never_trained(scores):
+        summary["never_took_part"] = idle
+    there = scores.clients
     if truth is not None and scores.groups is not None:
-        there = scores.clients
-        summary |= agreement(scores.groups[there], truth[there])
+        if len({*truth[there].tolist()}) > 1:  # where all belong together there are no groups to find
+            summary |= agreement(scores.groups[there], truth[there])
         # Who never had more than one group has found nothing that could be stable.
         parted = any(len({*change["groups"]}) > 1 for change in now.groups)
         summary["stable_since"] = now.groups[-1]["round"] if parted else None

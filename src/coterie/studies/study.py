@@ -36,6 +36,9 @@ COLUMNS = (
 )
 """What a CSV file of tables says of every number, besides the table and the axes. No axis can have such a name."""
 
+OF_PAPERS = ("published_mean", "published_std", "difference", "mark")
+"""The columns that compare a number with a published one."""
+
 
 @dataclass(frozen=True)
 class TableSpec:
