@@ -417,3 +417,33 @@ def test_a_data_frame_goes_straight_into_a_simulation():
         coterie.simulate(frame)
     with pytest.raises(DataError, match=r"expected numbers; columns of words are read by coterie\.data\.from_frame"):
         coterie.Dataset(frame, frame["y"])
+
+
+def test_codes_keep_their_zeros():
+    Path("visits.csv").write_text("zip,y\n01234,a\n99999,b\n01234,a\n")
+    (column,) = from_table("visits.csv", "y").schema.columns
+    assert column == Column("zip", "category", ("01234", "99999"))
+
+
+def test_decimal_commas_are_numbers_where_no_comma_parts_columns(caplog):
+    Path("visits.csv").write_text("dose;ward;y\n1,5;A;a\n2;B;b\n;A;b\n")
+    data = from_table("visits.csv", "y")
+    assert [column.type for column in data.schema.columns] == ["number", "category"]
+    np.testing.assert_array_equal(data.x[:, 0], [1.5, 2, np.nan])
+    Path("visits.csv").write_text('dose,y\n"1,5",a\n"2,5",b\n')
+    with pytest.raises(DataError, match=r"visits.csv: column dose has decimal commas, as in 1,5; write points"):
+        from_table("visits.csv", "y")
+
+
+def test_large_numbers_of_a_table_are_not_rounded_in_silence(caplog):
+    rows = "".join(f"{1_700_000_000 + 10 * row},{'ab'[row % 2]}\n" for row in range(20))
+    Path("visits.csv").write_text(f"seconds,y\n{rows}")
+    from_table("visits.csv", "y")
+    assert "1 of 1 inputs are rounded by up to" in caplog.text
+
+
+def test_a_site_may_have_no_value_of_a_column():
+    Path("all.csv").write_text("a,b,y\n0.1,1,n\n,2,y\n")
+    schema = from_table("all.csv", "y").schema
+    Path("one.csv").write_text("a,b,y\n,0.1,n\n,0.3,y\n")
+    assert np.isnan(from_table("one.csv", schema=schema).x[:, 0]).all()

@@ -43,6 +43,10 @@ _DAY = (
 )
 _DATE = re.compile(rf"({_DAY})([T ].*)?|\d{{1,2}}:\d{{2}}(:\d{{2}}(\.\d+)?)?", re.IGNORECASE)
 """A date, with or without the time of day, or a time of day."""
+_CODE = re.compile(r"0\d+")
+"""What is written like that is no amount: its zero in front would be lost."""
+
+_COMMA = re.compile(r"[-+]?\d+,\d+")
 _TRUTH = {"true": True, "false": False}
 
 
@@ -156,7 +160,7 @@ def encoded_rows(rows: Any, schema: Schema) -> np.ndarray:
     """
     table = _table_of(rows, "table") if is_frame(rows) else _read(Path(rows))
     _require_columns(table, [column.name for column in schema.columns])
-    return _encoded(table, schema)
+    return _encoded(table, schema).astype(np.float32)
 
 
 def _table_of(frame: Any, name: str) -> _Table:
@@ -204,7 +208,8 @@ def _read(path: Path) -> _Table:
         head = stream.readline()
         stream.seek(0)
         # Spreadsheets write semicolons where the comma is for decimals.
-        rows = list(csv.reader(stream, delimiter=max("\t,;", key=head.count)))
+        mark = max("\t,;", key=head.count)
+        rows = list(csv.reader(stream, delimiter=mark))
     while rows and not any(cell.strip() for cell in rows[-1]):
         rows.pop()
     names = [name.strip() for name in rows[0]] if rows else []
@@ -215,9 +220,19 @@ def _read(path: Path) -> _Table:
             raise DataError(f"{path}: row {number} has {len(row)} values for {len(names)} columns")
     if twice := [name for name in names if names.count(name) > 1]:
         raise DataError(f"{path}: two columns are called {twice[0]}")
-    cells = ([cell.strip() or None for cell in column] for column in zip(*rows[1:], strict=True))
+    cells = (_with_points([cell.strip() or None for cell in column], mark) for column in zip(*rows[1:], strict=True))
     columns = dict(zip(names, cells, strict=False)) or {name: [] for name in names}
     return _checked(_Table(path.stem, columns, (str(path),), (len(rows) - 1,), 2))
+
+
+def _with_points(values: list[str | None], mark: str) -> list[str | None]:
+    """A column whose decimal commas, which stand there if no comma stands between columns, have become points."""
+    told = [value for value in values if value is not None]
+    if mark == "," or not any(map(_COMMA.fullmatch, told)):
+        return values
+    if not all(_COMMA.fullmatch(value) or _number(value) is not None for value in told):
+        return values
+    return [None if value is None else value.replace(",", ".") for value in values]
 
 
 def _checked(table: _Table) -> _Table:
@@ -300,8 +315,11 @@ def _column(table: _Table, name: str) -> Column:
             f"{table.called}: column {name} holds dates such as {example}, which are neither amounts nor categories; "
             f"leave it out with --drop {name}, or write an amount such as days since the first visit"
         )
-    if 2 * sum(_number(value) is not None for value in values) >= len(values):
+    codes = any(isinstance(value, str) and _CODE.fullmatch(value) for value in values)
+    if not codes and 2 * sum(_number(value) is not None for value in values) >= len(values):
         return Column(name, "number", missing=missing)
+    if 2 * sum(isinstance(value, str) and _COMMA.fullmatch(value) is not None for value in values) > len(values):
+        raise DataError(f"{table.called}: column {name} has decimal commas, as in {values[0]}; write points")
     if strange := [value for value in values if not isinstance(value, str | Real)]:
         held = type(strange[0]).__name__
         raise DataError(f"{table.called}: column {name} holds values of type {held}; leave it out with --drop {name}")
@@ -316,7 +334,7 @@ def _column(table: _Table, name: str) -> Column:
 
 def _encoded(table: _Table, schema: Schema) -> np.ndarray:
     """The inputs [row, input] of a table; not-a-number where a number or a truth value is missing."""
-    x = np.zeros((len(table), len(schema.inputs)), dtype=np.float32)
+    x = np.zeros((len(table), len(schema.inputs)))
     place = 0
     for column in schema.columns:
         values = table.columns[column.name]
