@@ -18,6 +18,7 @@ from PIL import Image
 
 import coterie
 from coterie.cli.options import method_options, world_options
+from coterie.data.sources import sources
 from coterie.data.splits import split_rules
 from coterie.methods import methods
 from coterie.nets import nets
@@ -537,7 +538,7 @@ def test_lists_have_a_line_for_each(call):
         lines = call(what).out.splitlines()[1:]
         assert [line.split()[0] for line in lines if not line.startswith("module:name")] == list(names)
         assert all(len(line.split()) > 4 for line in lines)
-    assert len(call("data").out.splitlines()) == 12
+    assert len(call("data").out.splitlines()) == len([*sources]) + 2
 
 
 def test_nets_are_listed_with_their_parameters(call):

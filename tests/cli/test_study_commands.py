@@ -64,14 +64,39 @@ def test_a_study_ends_in_tables_figures_and_a_page(call, tmp_path):
     assert "1 published number" in said
     out = tmp_path / "results"
     assert {path.name for path in (out / "tables").iterdir()} == {"small.csv", "small.md", "small.tex"}
-    assert {path.name for path in (out / "figures").iterdir()} == {"small-1.png", "small-1.svg"}
+    assert {path.name for path in (out / "figures").iterdir()} == {"small-1.pdf", "small-1.png", "small-1.svg"}
     page = (out / "small.html").read_text()
     assert "Accuracy over rounds" in page
     assert "http://" not in page.replace("http://www.w3.org", "")
     lines = (out / "tables" / "small.csv").read_text().splitlines()
     assert len(lines) == 3
+    assert "published_mean" in lines[0]
+    assert "\\label{tab:" in (out / "tables" / "small.tex").read_text()
     summary = json.loads(next((out / "runs").glob("fedavg-*-seed0-*/summary.json")).read_text())
     assert summary["method"] == "fedavg"
+
+
+def test_a_study_of_ones_own_has_no_columns_about_papers(call, tmp_path):
+    (plain,) = STUDY["tables"]
+    write(tmp_path / "mine.toml", tables=[{key: value for key, value in plain.items() if key != "published"}])
+    call("study run mine.toml")
+    text = "".join(path.read_text() for path in (tmp_path / "results" / "tables").iterdir())
+    head = (tmp_path / "results" / "tables" / "mine.csv").read_text().splitlines()[0].split(",")
+    assert head[:7] == ["table", "method", "value", "statistic", "mean", "std", "seeds"]
+    assert not [word for word in ("publish", "paper", "reproduce") if word in text]
+
+
+def test_a_figure_without_its_options_is_refused_before_anything_is_run(call, tmp_path):
+    write(tmp_path / "small.toml", figures=[{"title": "Over alpha", "kind": "sweep"}])
+    said = call("study run small.toml", code=2).err
+    assert "figure 'Over alpha': the kind of figure sweep needs x (x: The option" in said
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_figure_that_cannot_be_drawn_says_so(call, tmp_path):
+    write(tmp_path / "small.toml", figures=[{"title": "Distances", "kind": "matrix"}])
+    said = " ".join(call("study run small.toml").err.split())
+    assert "Distances: not drawn (" in said
 
 
 def test_figures_that_a_study_no_longer_has_are_deleted_and_those_of_others_are_not(call, tmp_path):

@@ -5,8 +5,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.sparse import csr_matrix
 
-from coterie.core.errors import CoterieError, DataError
+import coterie
+from coterie.core.errors import CoterieError, DataError, SettingsError
 from coterie.data import Dataset
 
 
@@ -253,3 +255,57 @@ def test_moments_of_bytes_are_those_of_all_pixels(values, channels):
     mean, deviation = Dataset(x, np.zeros(4, dtype=int)).moments
     assert mean == pytest.approx(x.mean((0, 2, 3)), abs=1e-9)
     assert deviation == pytest.approx(x.std((0, 2, 3)), abs=1e-9)
+
+
+def test_dates_are_no_targets():
+    with pytest.raises(DataError, match="own: targets are dates such as 2024-03-01"):
+        Dataset(np.zeros((2, 3)), np.array(["2024-03-01", "2024-03-02"], dtype="datetime64[D]"))
+
+
+def test_whole_numbers_that_may_be_ids_are_not_taken_for_amounts_in_silence(caplog):
+    ids = [[3, 17, 0], [4, 4, 9]]
+    assert Dataset(ids, ["a", "b"]).kind == "features"
+    assert "kind=features, amounts; or say kind=tokens, if they are ids" in caplog.text
+    caplog.clear()
+    for told in (Dataset(ids, ["a", "b"], kind="tokens"), Dataset(ids, ["a", "b"], kind="features")):
+        assert told.x.shape == (2, 3)
+    assert Dataset(np.array(ids, dtype=float), ["a", "b"]).kind == "features"
+    assert caplog.text == ""
+
+
+def test_what_is_no_data_is_said_by_its_type_alone():
+    with pytest.raises(SettingsError, match="data of type ndarray: expected the name of a data set, a path"):
+        coterie.simulate(np.zeros((900, 900)))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "users", "message"),
+    [
+        (np.ma.masked_greater([[1.0], [2.0]], 1.5), [0, 1], None, "1 values are masked; fill them in"),
+        (np.zeros((2, 1)), [None, "a"], None, "1 targets are missing, the first at place 0"),
+        (np.zeros((2, 1)), ["a", float("nan")], None, "1 targets are missing, the first at place 1"),
+        (np.zeros((2, 1)), np.array(["a", None], dtype=object), None, "1 targets are missing, the first at place 1"),
+        (np.zeros((2, 1)), [0, 1], [float("nan"), 1.0], "1 users are missing"),
+        (torch.zeros(2, 1, requires_grad=True), [0, 1], None, "cannot be made an array .*detach"),
+        (csr_matrix(np.eye(2)), [0, 1], None, r"a sparse matrix; give its \.toarray\(\)"),
+    ],
+)
+def test_what_is_missing_is_not_made_a_value(x, y, users, message):
+    with pytest.raises(DataError, match=message):
+        Dataset(x, y, users=users)
+
+
+def test_rounding_that_matters_is_said(caplog):
+    seconds = np.array([[1_700_000_000 + 10 * row, row] for row in range(40)])
+    for x in (seconds, seconds.astype(float)):
+        caplog.clear()
+        Dataset(x, np.arange(40) % 2, kind="features")
+        assert "1 of 2 inputs are rounded by up to" in caplog.text
+        assert "subtract what is common to all rows" in caplog.text
+    caplog.clear()
+    Dataset(seconds - seconds.min(axis=0), np.arange(40) % 2, kind="features")
+    Dataset(np.random.default_rng(0).normal(1000, 1, (40, 2)), np.arange(40) % 2)
+    Dataset(np.full((40, 2), 0.1), np.arange(40) % 2)
+    assert "rounded" not in caplog.text
+    Dataset(np.zeros((40, 1)), seconds[:, 0].astype(float), task="regression")
+    assert "targets are rounded" in caplog.text

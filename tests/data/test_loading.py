@@ -55,11 +55,11 @@ def test_a_name_goes_before_a_folder(tmp_path):
     ("data", "kind", "message"),
     [
         ("mnst", SettingsError, "unknown data set 'mnst': did you mean mnist"),
-        ("zzz", SettingsError, "known are balanced-labels, cifar10, cifar100, digits"),
+        ("zzz", SettingsError, "known are balanced-labels, breast-cancer, cifar10, cifar100"),
         ("", SettingsError, "unknown data set ''"),
         ("data/mnst", DataError, r"data/mnst: no such file or folder; did you mean the data set mnist"),
         ("cifar.npz", DataError, r"cifar.npz: no such file or folder; did you mean the data set cifar10"),
-        ("../zzz", DataError, r"no such file or folder; data sets by name are balanced-labels, cifar10"),
+        ("../zzz", DataError, r"no such file or folder; data sets by name are balanced-labels, breast-cancer"),
         ("~/zzz", DataError, "no such file or folder"),
     ],
 )

@@ -3,6 +3,7 @@
 import gzip
 import hashlib
 import inspect
+import json
 import re
 import sys
 from dataclasses import replace
@@ -14,7 +15,7 @@ from scipy.io import savemat
 
 from coterie.core.errors import DataError, SettingsError
 from coterie.core.registry import first_line, options
-from coterie.data import sources, storage
+from coterie.data import sources, split_rules, storage
 from coterie.data.sources import (
     CIFAR10,
     CIFAR100,
@@ -26,6 +27,7 @@ from coterie.data.sources import (
     Digits,
     FashionMNIST,
     ImageNet32,
+    Shakespeare,
 )
 from support import published_files
 from support.published_files import cifar, idx, images, leaf, put
@@ -51,8 +53,8 @@ def test_every_entry_knows_all_about_itself(name):
     assert source.name == name == source.published.name
     assert first_line(source).endswith(")")
     assert inspect.getdoc(source.read)
-    assert len(source.shape) == 3
-    assert len(set(source.labels)) == len(source.labels) >= 10
+    assert all(size > 0 for size in source.shape)
+    assert len(set(source.labels)) == len(source.labels) >= (1 if source.task == "regression" else 2)
     assert source.net
     assert source.terms
     assert source.published.source
@@ -76,15 +78,21 @@ def test_every_published_file_can_be_judged(name):
 def test_the_networks_are_those_of_the_papers():
     assert {name: sources[name].net for name in sources} == {
         "balanced-labels": "logistic",
+        "breast-cancer": "mlp",
         "cifar10": "lenet5",
         "cifar100": "resnet9",
+        "diabetes": "mlp",
         "digits": "cnn",
         "emnist": "cfic-emnist",
         "fashion-mnist": "cnn-16-32",
         "femnist": "cfic-emnist",
         "imagenet32": "resnet18",
         "mnist": "cnn-20-50",
+        "shakespeare": "gru",
         "svhn": "lenet5",
+        "uci-har": "cnn-1d",
+        "waves": "cnn-1d",
+        "wine": "mlp",
     }
 
 
@@ -224,6 +232,145 @@ def test_femnist_says_how_to_make_its_files(tmp_path):
     put(tmp_path / "femnist/data/train", {"a_0.json": leaf({"ann": [0]})})
     with pytest.raises(DataError, match=r"test/\*\.json"):
         FEMNIST().read(tmp_path, download=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "inputs", "outputs", "task"),
+    [
+        ("breast-cancer", 569, 30, 2, "binary"),
+        ("wine", 178, 13, 3, "classification"),
+        ("diabetes", 442, 10, 1, "regression"),
+    ],
+)
+def test_tables_of_scikit_learn_are_as_they_were_measured(tmp_path, name, rows, inputs, outputs, task):
+    from sklearn import datasets
+
+    data = sources[name]().read(tmp_path / "nowhere", download=False)
+    assert len(data) + len(data.test) == rows
+    assert abs(len(data.test) - 0.2 * rows) < 1
+    assert (data.shape, data.classes, data.task, data.kind) == ((inputs,), outputs, task, "features")
+    assert (data.labels, data.shape) == (sources[name].labels, sources[name].shape)
+    assert data.schema.target not in data.schema.inputs
+    told = {"scaled": False} if name == "diabetes" else {}
+    theirs = getattr(datasets, f"load_{name.replace('-', '_')}")(**told)
+    ours, rest = np.concatenate([data.x, data.test.x]), np.concatenate([data.y, data.test.y]).ravel()
+    named = theirs.target if task == "regression" else theirs.target_names[theirs.target]
+    told = rest if task == "regression" else np.array(data.labels)[rest]
+    if name == "wine":
+        named, told = theirs.target, rest
+    pairs = sorted(zip(ours[:, :2].tolist(), told.tolist(), strict=True))
+    assert pairs == sorted(zip(theirs.data[:, :2].astype(np.float32).tolist(), named.tolist(), strict=True))
+
+
+def test_waves_are_the_same_each_time_and_devices_differ(tmp_path):
+    data, again = (sources["waves"]().read(tmp_path, download=False) for _ in range(2))
+    assert data.checksum == again.checksum
+    assert (data.kind, data.shape, len(data), len(data.test)) == ("series", (48, 2), 1600, 400)
+    assert np.bincount(data.y).min() > 350
+    devices = np.unique(data.users)
+    assert len(devices) == 20
+    loud = [data.x[data.users == device].std() for device in devices]
+    assert max(loud) > 2 * min(loud)
+    assert len(split_rules["natural"]().split(data)) == 20
+
+
+LETTERS = sources["shakespeare"].labels
+
+
+def play(roles):
+    """Texts by role as LEAF's files have them: what was said, and the letter behind it."""
+    data = {name: {"x": [text for text, _ in said], "y": [y for _, y in said]} for name, said in roles.items()}
+    counts = list(map(len, roles.values()))
+    return json.dumps({"users": list(roles), "num_samples": counts, "user_data": data}).encode()
+
+
+def test_shakespeare_is_texts_by_role(tmp_path, caplog):
+    text = "The raven himself is hoarse\nThat croaks the fatal entrance of Duncan under my ba"
+    assert len(text) == 80
+    put(tmp_path / "shakespeare/data/train", {"a.json": play({"LADY": [(text, "t"), (text[:79] + "é", " ")]})})
+    put(tmp_path / "shakespeare/data/test", {"a.json": play({"LADY": [(text, "\n")], "KING": [(text, "é")]})})
+    data = Shakespeare().read(tmp_path, download=False)
+    assert (data.kind, data.shape, data.classes, data.vocabulary) == ("tokens", (80,), 80, 82)
+    assert [data.labels[place] for place in data.y] == ["t", "space"]
+    assert "".join(LETTERS[one - 1] if LETTERS[one - 1] not in ("space", "newline") else " " for one in data.x[0]) == (
+        text.replace("\n", " ")
+    )
+    assert data.x[1, -1] == 81
+    assert data.x.min() > 0  # 0 fills up
+    assert [data.labels[place] for place in data.test.y] == ["newline"]
+    assert "1 of 2 texts left out: the letter behind them is unknown" in caplog.text
+    assert Shakespeare(test_part=False).read(tmp_path, download=False).test is None
+
+
+@pytest.mark.parametrize(
+    ("roles", "message"),
+    [
+        ({"LADY": [("too short", "t")]}, "texts of 80 letters of user 'LADY'"),
+        ({"LADY": [("x" * 80, "two")]}, "one letter behind each"),
+        ({"LADY": [(7, "t")]}, "texts of user 'LADY'"),
+        ({}, "no samples"),
+    ],
+)
+def test_other_plays_are_refused(tmp_path, roles, message):
+    put(tmp_path / "shakespeare/data/train", {"a.json": play(roles)})
+    with pytest.raises(DataError, match=rf"a\.json.*{message}"):
+        Shakespeare(test_part=False).read(tmp_path, download=False)
+
+
+def test_shakespeare_says_how_to_make_its_files(tmp_path):
+    with pytest.raises(DataError, match=r"train/\*\.json in .*preprocess.sh"):
+        Shakespeare(test_part=False).read(tmp_path, download=True)
+
+
+SIGNALS = [f"{what}_{axis}" for what in ("body_acc", "body_gyro", "total_acc") for axis in "xyz"]
+
+
+def phones(folder, **changes):
+    """The published folder with 5 samples of persons 1 and 3, and 2 of person 2 to test with."""
+    for part, people in {"train": [1, 1, 3, 3, 3], "test": [2, 2]}.items():
+        rows = len(people)
+        files = {f"y_{part}.txt": np.arange(rows)[:, None] % 6 + 1, f"subject_{part}.txt": np.array(people)[:, None]}
+        files[f"X_{part}.txt"] = np.arange(rows * 561).reshape(rows, 561) / 1e3
+        for number, signal in enumerate(SIGNALS):
+            files[f"Inertial Signals/{signal}_{part}.txt"] = number + np.arange(rows * 128).reshape(rows, 128) / 1e4
+        for name, numbers in {**files, **{key: value for key, value in changes.items() if key in files}}.items():
+            path = folder / "UCI HAR Dataset" / part / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            np.savetxt(path, numbers, fmt=" % .7e" if "y_" not in name[:2] else "%d")
+
+
+def test_har_is_series_by_person(tmp_path):
+    phones(tmp_path)
+    data = sources["uci-har"]().read(tmp_path, download=False)
+    assert (data.kind, data.shape, len(data), len(data.test)) == ("series", (128, 9), 5, 2)
+    assert data.users.tolist() == ["1", "1", "3", "3", "3"]
+    assert [data.labels[place] for place in data.y] == list(data.labels[:5])
+    assert data.x[2, 7].tolist() == pytest.approx([number + (2 * 128 + 7) / 1e4 for number in range(9)])
+    everybody = sources["uci-har"](test_part=False).read(tmp_path, download=False)
+    assert (everybody.test, len(everybody), set(everybody.users.tolist())) == (None, 7, {"1", "2", "3"})
+    features = sources["uci-har"](inputs="features").read(tmp_path, download=False)
+    assert (features.kind, features.shape) == ("features", (561,))
+    assert features.x[1, 3] == pytest.approx(0.564)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"subject_train.txt": np.ones((4, 1))}, "subject_train.txt: expected 5 rows, as many as y_train.txt has"),
+        ({"y_train.txt": np.full((5, 1), 7)}, "y_train.txt: expected labels from 1 to 6; found 7.0 to 7.0"),
+        ({"Inertial Signals/body_gyro_y_train.txt": np.ones((5, 127))}, "body_gyro_y_train.txt: expected rows of 128"),
+        ({"Inertial Signals/body_gyro_y_train.txt": np.full((5, 128), np.nan)}, "finite numbers; found 640 others"),
+    ],
+)
+def test_other_har_files_are_refused(tmp_path, changes, message):
+    phones(tmp_path, **changes)
+    with pytest.raises(DataError, match=message):
+        sources["uci-har"]().read(tmp_path, download=False)
+
+
+def test_har_says_where_it_is_from(tmp_path):
+    with pytest.raises(DataError, match=r"train/y_train.txt in .*is to be unpacked by hand.*archive.ics.uci.edu"):
+        sources["uci-har"]().read(tmp_path, download=True)
 
 
 @pytest.fixture

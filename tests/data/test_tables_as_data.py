@@ -229,6 +229,19 @@ def test_a_parquet_file_is_read():
         (VISITS.replace("yes,south", ",south"), "visits.csv: column outcome, row 5: is empty, and every row needs it"),
         (VISITS.replace("yes,south", "yes,"), "visits.csv: column hospital, row 5: is empty"),
         (VISITS.replace(",A,", ",2024-03-01,").replace(",B,", ",2024-03-02 10:30,"), "column ward holds dates such as"),
+        *(
+            (VISITS.replace(",A,", f',"{one}",').replace(",B,", f',"{one}",'), "column ward holds dates such as")
+            for one in (
+                "2024/03/01",
+                "1-3-2024",
+                "1 March 2024",
+                "Mar 1, 2024",
+                "01-Mar-24",
+                "1.3.2024 8:30",
+                "08:30:15",
+            )
+        ),
+        (VISITS.replace(",yes,", ",2024-03-01,").replace(",no,", ",2024-03-02,"), "target=outcome holds dates such as"),
         (VISITS.replace(",A,", ",1.3.2024,").replace(",B,", ",02.03.24,"), "--drop ward, or write an amount such as"),
         (VISITS.replace(",A,", ",,").replace(",B,", ",,"), "column ward is empty; leave it out with --drop ward"),
         (VISITS.replace("3,60,A", "3,60"), "visits.csv: row 4 has 5 values for 6 columns"),
@@ -384,3 +397,53 @@ def test_a_damaged_table_is_refused_on_the_command_line(refused):
     refused("run fedavg --data visits.csv --target outcome --drop id", "visits.csv: column age, row 4: 'n/a'")
     refused("run fedavg --data visits.csv --drop id", "say with target=...")
     refused("run fedavg --data visits.csv --size 4", "unknown option of a table 'size'")
+
+
+@pytest.mark.parametrize("word", ["A", "1-2", "3/4", "May", "mar", "ward 12:30", "10.5.1", "sept 4"])
+def test_words_are_not_taken_for_dates(word):
+    text = VISITS.replace(",A,", f",{word},").replace(",B,", ",other,")
+    Path("visits.csv").write_text(text)
+    column = next(one for one in from_table("visits.csv", "outcome", "hospital").schema.columns if one.name == "ward")
+    assert word in column.categories
+
+
+def test_a_data_frame_goes_straight_into_a_simulation():
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"x": range(20), "y": ["a", "b"] * 10, "site": ["s", "t"] * 10})
+    fed = coterie.simulate(frame, target="y", client="site", net="logistic")
+    assert fed.names == ("s", "t")
+    assert coterie.simulate(frame, "iid", clients=3, target="y", drop=["site"]).names == ("0", "1", "2")
+    with pytest.raises(SettingsError, match=r"say with target=\.\.\. which column is predicted; there are x, y, site"):
+        coterie.simulate(frame)
+    with pytest.raises(DataError, match=r"expected numbers; columns of words are read by coterie\.data\.from_frame"):
+        coterie.Dataset(frame, frame["y"])
+
+
+def test_codes_keep_their_zeros():
+    Path("visits.csv").write_text("zip,y\n01234,a\n99999,b\n01234,a\n")
+    (column,) = from_table("visits.csv", "y").schema.columns
+    assert column == Column("zip", "category", ("01234", "99999"))
+
+
+def test_decimal_commas_are_numbers_where_no_comma_parts_columns(caplog):
+    Path("visits.csv").write_text("dose;ward;y\n1,5;A;a\n2;B;b\n;A;b\n")
+    data = from_table("visits.csv", "y")
+    assert [column.type for column in data.schema.columns] == ["number", "category"]
+    np.testing.assert_array_equal(data.x[:, 0], [1.5, 2, np.nan])
+    Path("visits.csv").write_text('dose,y\n"1,5",a\n"2,5",b\n')
+    with pytest.raises(DataError, match=r"visits.csv: column dose has decimal commas, as in 1,5; write points"):
+        from_table("visits.csv", "y")
+
+
+def test_large_numbers_of_a_table_are_not_rounded_in_silence(caplog):
+    rows = "".join(f"{1_700_000_000 + 10 * row},{'ab'[row % 2]}\n" for row in range(20))
+    Path("visits.csv").write_text(f"seconds,y\n{rows}")
+    from_table("visits.csv", "y")
+    assert "1 of 1 inputs are rounded by up to" in caplog.text
+
+
+def test_a_site_may_have_no_value_of_a_column():
+    Path("all.csv").write_text("a,b,y\n0.1,1,n\n,2,y\n")
+    schema = from_table("all.csv", "y").schema
+    Path("one.csv").write_text("a,b,y\n,0.1,n\n,0.3,y\n")
+    assert np.isnan(from_table("one.csv", schema=schema).x[:, 0]).all()

@@ -13,6 +13,7 @@ from coterie.data import Dataset
 from coterie.data.population import Pool, populate
 from coterie.data.split import Split
 from coterie.data.tasks import TASKS, task_named
+from coterie.runs.settings import Settings
 
 
 @pytest.mark.parametrize(
@@ -177,3 +178,16 @@ def test_forms_train_amounts_alike(form):
     losses = [record["loss_mean"] for record in result.rounds]
     assert losses[-1] < 0.2 < losses[0]
     assert result.summary["loss_mean"] == pytest.approx(0.0, abs=0.2)
+
+
+def test_the_split_of_those_who_name_none_suits_the_task():
+    amounts = coterie.Dataset(np.zeros((40, 2)), np.arange(40) / 3)
+    assert coterie.simulate(amounts, clients=3, net="logistic").world["split"]["name"] == "iid"
+    assert coterie.simulate("diabetes", clients=3).world["split"]["name"] == "iid"
+    assert coterie.simulate("wine", clients=3).world["split"]["name"] == "dirichlet"
+    for data, split in (("diabetes", "iid"), ("digits", "dirichlet")):
+        assert Settings.of({"data": data}, "fedavg")[0].world.split.name == split
+    told = {"data": "mine.csv", "target": "stay", "task": "regression"}
+    assert Settings.of(told, "fedavg")[0].world.split.name == "iid"
+    assert Settings.of({**told, "client": "hospital"}, "fedavg")[0].world.split.name == "natural"
+    assert Settings.of({**told, "split": "quantity"}, "fedavg")[0].world.split.name == "quantity"

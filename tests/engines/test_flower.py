@@ -612,6 +612,18 @@ def test_a_site_refuses_everything_else_and_logs_it(change, reason, sites, caplo
     assert text in caplog.text
 
 
+def test_a_site_logs_once_what_ran_and_what_left_the_house(sites, caplog):
+    with caplog.at_level(logging.INFO, logger="coterie"):
+        site = sites[0].open()
+        for kind in ("hello", "call", "hello"):
+            asked(site, **CALL | {"ask": kind})
+    said = [record.getMessage() for record in caplog.records]
+    (ran,) = [line for line in said if line.startswith("round 1: ran ")]
+    assert ran.startswith(f"round 1: ran {CALL['program']}; sent label_histogram (")
+    assert ran.endswith(" bytes) and the number of samples")
+    assert sum(line.startswith("told the server who this site is: its name") for line in said) == 1
+
+
 def test_a_site_that_allows_less_runs_less(sites, tmp_path):
     path = tmp_path / "aachen" / "site.toml"
     path.write_text(path.read_text().replace('"coterie.*", "test_flower.*", "tests.*"', '"coterie.methods.fedavg.*"'))

@@ -70,7 +70,7 @@ def test_a_split_is_not_shown_without_its_data(kind):
         ("images", {"clients": 0}, "clients=0: at least 1"),
         ("losses", {"seed": -1}, "seed=-1: counted from 0"),
         ("mixing", {"rounds": [0, 3]}, r"rounds=\[0, 3\]: counted from 1"),
-        ("spread", {"of": ["loss"]}, "of='loss': accuracy or global_accuracy"),
+        ("spread", {"of": ["loss"]}, "of='loss': a metric, or global_METRIC; metrics are accuracy, "),
         ("pca", {"of": "dreams"}, "of 'dreams'"),
         ("bars", {"value": 3}, "value=3: expected a text"),
         ("bars", {"value": "acuracy_mean"}, "'acuracy_mean'.*accuracy_mean"),

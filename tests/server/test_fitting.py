@@ -1,14 +1,17 @@
 """The course of a run: repeatable to the last bit, resumable, and without a trace of what was lost."""
 
 import copy
+import io
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import coterie
 from coterie import Clients, Federation, Method, Scoring, method, program, serving, state
 from coterie.data import Split
+from coterie.report.tables import run_table
 from coterie.server.fitting import fit
 from coterie.server.method import methods
 from coterie.training.local import LocalTraining
@@ -293,6 +296,27 @@ def test_who_has_one_group_from_beginning_to_end_has_no_round_since_which_groups
 
 def test_groups_that_were_joined_again_are_stable_since_then(temporary_method):
     assert grouped([[0, 0, 1, 1, 2, 2], [0] * 6], [0] * 6).summary["stable_since"] == 2
+
+
+def test_groups_are_scored_only_where_there_are_some_to_find(temporary_method):
+    told = {"ari", "nmi", "purity", "placed_right"}
+    assert not told & grouped([[0, 0, 1, 1, 2, 2]] * 2, [0] * 6).summary.keys()
+    assert told <= grouped([[0] * 6] * 2, [0, 0, 1, 1, 2, 2]).summary.keys()
+
+
+def test_clients_that_never_took_part_are_counted_apart():
+    fed = coterie.simulate("digits", "iid", "logistic", clients=10)
+    few = coterie.FedAvg(rounds=2, participation=0.2).fit(fed)
+    idle = [client for client in few.clients if client["rounds_taken_part"] == 0]
+    others = [client for client in few.clients if client["rounds_taken_part"] > 0]
+    told = few.summary["never_took_part"]
+    assert told["clients"] == len(idle) >= 6
+    assert told["accuracy_mean"] == pytest.approx(np.mean([client["accuracy"] for client in idle]))
+    assert told["others_accuracy_mean"] == pytest.approx(np.mean([client["accuracy"] for client in others]))
+    shown = io.StringIO()
+    Console(file=shown, width=100).print(run_table(few.summary))
+    assert f"{len(idle)}: {100 * told['accuracy_mean']:.1f} %, others " in shown.getvalue()
+    assert "never_took_part" not in coterie.FedAvg(rounds=1).fit(fed).summary
 
 
 def test_one_client_placed_wrong_is_counted(temporary_method):

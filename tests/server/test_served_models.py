@@ -11,6 +11,7 @@ from torch import nn
 import coterie
 from coterie import Scoring
 from coterie.core.errors import CoterieError, DataError, SettingsError
+from coterie.data.tables import from_columns
 from coterie.server.metrics import metrics
 from coterie.server.served_models import ServedModels
 from support.every_method import METHODS
@@ -94,9 +95,9 @@ def test_what_is_taken_home_predicts_what_was_scored(name, prior, scored, tmp_pa
 def exported(path, x):
     """What a file predicts for raw inputs, without anything of ours."""
     if path.suffix == ".pt2":
-        return torch.export.load(path).module()(x.float()).numpy(force=True)
+        return torch.export.load(path).module()(x if x.dtype == torch.int64 else x.float()).numpy(force=True)
     onnxruntime = pytest.importorskip("onnxruntime", reason="ONNX files are run with it")
-    return onnxruntime.InferenceSession(path).run(None, {"x": x.float().numpy()})[0]
+    return onnxruntime.InferenceSession(path).run(None, {"x": (x if x.dtype == torch.int64 else x.float()).numpy()})[0]
 
 
 def check_exports(name, prior, ending, scored, folder):
@@ -275,3 +276,65 @@ def test_errors_name_what_is_wrong(tmp_path):
     result.models.write(path)
     with pytest.raises(DataError, match="shape"):
         ServedModels.read(path, net="logistic")
+
+
+def amounts(task):
+    """Rows of a table with values missing, by site."""
+    rng = np.random.default_rng(4)
+    age = rng.normal(50, 10, 120)
+    columns = {
+        "age": [None if rng.random() < 0.1 else value for value in age.tolist()],
+        "ward": [None if rng.random() < 0.1 else str(rng.choice(["A", "B", "C"])) for _ in age],
+        "smoker": (rng.random(120) < 0.5).tolist(),
+        "site": ["abc"[row % 3] for row in range(120)],
+        "out": (age / 7).tolist() if task == "regression" else ["ill" if one > 50 else "well" for one in age],
+    }
+    return from_columns(columns, "out", "site", (), task, "visits")
+
+
+def several_labels():
+    rng = np.random.default_rng(5)
+    return coterie.Dataset(rng.normal(5, 3, (90, 4)), rng.integers(0, 2, (90, 3)), task="multi-label")
+
+
+KINDS = {
+    "words of a table": lambda: amounts("binary"),
+    "numbers of a table": lambda: amounts("regression"),
+    "several labels": several_labels,
+    "series": lambda: coterie.Dataset(y=np.arange(30) % 3, **SERIES),
+    "tokens": lambda: coterie.Dataset(y=np.arange(30) % 3, **TOKENS),
+}
+"""Data of every kind and task but images."""
+
+
+def check_kind(kind, name, ending, scored, folder):
+    data = KINDS[kind]()
+    split, more = ("natural", {}) if data.users is not None else ("iid", {"clients": 3})
+    fed = coterie.simulate(data, split, **more)
+    scoring = Scoring(metrics=(data.kind_of_task.score, "seen"))
+    result = coterie.methods.make(name, rounds=1, batch=16).fit(fed, scoring=scoring)
+    predicted, host = scored(fed), fed._engine._host
+    client = fed.names[1]
+    raw = data.x[host.shards[1].test]  # what is missing is missing still
+    result.export(client, folder / f"mine{ending}")
+    if ending == ".safetensors":
+        ours = coterie.load_model(folder / "mine.safetensors").scores(raw)
+    else:
+        x = torch.from_numpy(raw)
+        ours = exported(folder / f"mine{ending}", x.long() if data.kind == "tokens" else x)
+    np.testing.assert_allclose(ours, predicted[client], rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["ditto", "fedem"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_for_every_kind_of_data_predict_what_was_scored(kind, name, scored, tmp_path):
+    check_kind(kind, name, ".safetensors", scored, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [".pt2", ".onnx"])
+@pytest.mark.parametrize("name", ["fedavg", "ifca", "ditto", "fedem", "per-fedavg"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.filterwarnings("ignore:`isinstance:FutureWarning")
+def test_programs_for_every_kind_of_data_predict_what_was_scored(kind, name, ending, scored, tmp_path):
+    check_kind(kind, name, ending, scored, tmp_path)

@@ -42,7 +42,7 @@ def write_advice(path: Path, advice: "Advice") -> None:
             Section("What to do", _todo(advice)),
             Section("How clients differ", _causes_table(advice) + page.figure(_causes_figure(advice), _DIFFER)),
             Section("What was tried", _pilots_table(advice) + parts.paragraphs(_TRIED)),
-            Section("Every client", every_client(runs, advice.score), folded=True),
+            Section("Every client", every_client(runs), folded=True),
             Section("What it costs", sections.costs(runs), folded=True),
         ]
         page.write_page(path, "Which method for this federation?", lead, content, advice.sentences, main)

@@ -72,9 +72,12 @@ def show_data(name: str | None = None, /) -> None:
 
 def _facts(source: "type[Source]") -> list[tuple[str, str]]:
     from coterie.data.storage import data_folder
+    from coterie.data.tasks import task_named
 
     shape = "x".join(map(str, source.shape))
-    facts = [("inputs", f"{shape} in {len(source.labels)} classes"), ("net by default", source.net)]
+    outputs = f"{len(source.labels)} classes" if task_named(source.task).one_class else ", ".join(source.labels)
+    inputs = f"{shape}, ids below {source.vocabulary}" if source.vocabulary else shape
+    facts = [("inputs", inputs), ("predicted", outputs), ("net by default", source.net)]
     facts += [("terms", source.terms), ("source", source.published.source)]
     if source.published.layouts:
         facts.append(("looked for in", f"{data_folder()} (--data-dir or COTERIE_DATA for another folder)"))
@@ -142,7 +145,8 @@ def _parameters(net: str, data: str) -> str:
 
     try:
         with torch.device("meta"):  # nothing is allocated or drawn
-            module = nets[net](sources[data].shape, len(sources[data].labels))
+            ids = {"vocabulary": sources[data].vocabulary} if sources[data].vocabulary else {}
+            module = nets[net](sources[data].shape, len(sources[data].labels), **ids)
     except SettingsError:
         return _NONE
     return f"{sum(parameter.numel() for parameter in module.parameters()):,}"

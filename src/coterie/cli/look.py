@@ -16,6 +16,9 @@ from coterie.cli.run import AsJson, headline, settings_of
 from coterie.core.errors import SettingsError
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from coterie.data.population import Population
     from coterie.runs.folder import StoredRun
     from coterie.runs.settings import World
 
@@ -189,10 +192,11 @@ def _split(
 
     with following(quiet=as_json):  # a split may have something to say, e.g. that it is scaled to fit the data
         population = world.population
+    labels, counts = _label_counts(population)
     if as_json:
-        clients = dict(zip(population.names, population.label_counts().tolist(), strict=True))
+        clients = dict(zip(population.names, counts.tolist(), strict=True))
         groups = None if population.groups is None else population.groups.tolist()
-        print_json({"labels": population.labels, "clients": clients, "groups": groups})
+        print_json({"labels": labels, "clients": clients, "groups": groups})
         return
     _draw_split(world, out or free_path(Path(), f"split-{world.split.name}", ".png"))
 
@@ -201,7 +205,8 @@ def _draw_split(world: "World", path: Path) -> None:
     from coterie.report.figures import save, split_figure
 
     population = world.population
-    figure = split_figure(population.label_counts(), population.labels, population.names, population.groups)
+    labels, counts = _label_counts(population)
+    figure = split_figure(counts, labels, population.names, population.groups)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         save(figure, path)
@@ -211,11 +216,20 @@ def _draw_split(world: "World", path: Path) -> None:
     tell("drawn in", path)
 
 
+def _label_counts(population: "Population") -> "tuple[Sequence[str], np.ndarray]":
+    """Labels, and how often each client has each; without classes to count, how many samples it trains on."""
+    import numpy as np
+
+    if population.task.one_class:
+        return population.labels, population.label_counts()
+    return ("samples",), np.array([[len(shard.train)] for shard in population.shards])
+
+
 def _print_split(world: "World") -> None:
     population = world.population
-    counts, few = population.label_counts(), population.classes <= 20
-    groups = [] if population.groups is None else ["group"]
-    labels = list(population.labels) if few else ["labels"]
+    names, counts = _label_counts(population)
+    few, groups = len(names) <= 20, [] if population.groups is None else ["group"]
+    labels = (list(names) if few else ["labels"]) if population.task.one_class else []
     sizes = ["train", "validation", "test"]
     title = f"{headline(world, len(population))}, {counts.sum():,} training samples"
     console.print(Text(title, style="bold"))
@@ -224,5 +238,5 @@ def _print_split(world: "World") -> None:
         group = [] if population.groups is None else [str(population.groups[client])]
         held = [str(len(part)) for part in (shard.train, shard.validation, shard.test)]
         cells = [str(count or "·") for count in counts[client]] if few else [str(int((counts[client] > 0).sum()))]
-        table.add_row(Text(shard.name), *group, *held, *cells)
+        table.add_row(Text(shard.name), *group, *held, *cells[: len(labels)])
     print_table(table)

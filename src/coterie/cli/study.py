@@ -193,7 +193,9 @@ def _carry_out(
     except KeyboardInterrupt:
         stopped = True
     for study in studies:
-        _show(write_study(campaign.results(study, seeds, only), out))
+        with following(quiet=True):  # a figure that cannot be drawn says so
+            report = write_study(campaign.results(study, seeds, only), out)
+        _show(report)
     left = len(campaign.pending(tasks))
     tell("runs:", f"{distinct - left} of {distinct} are done; tables and figures are in {out}")
     for name, why in outcome.failed.items():

@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING
 from functools import cached_property
 from typing import Any, Generic, TypeVar, dataclass_transform
 
@@ -126,6 +127,9 @@ class Registry(Generic[T]):
             if key not in known:
                 raise unknown(f"option of the {self.kind} {name}", key, known)
             values[key] = checked(key, value, known[key].type)
+        if missing := [option for option in known.values() if option.default is MISSING and option.name not in values]:
+            told = "; ".join(f"{option.name}: {option.help}" for option in missing)
+            raise SettingsError(f"the {self.kind} {name} needs {', '.join(option.name for option in missing)} ({told})")
         plain = {option.name for option in _fields(self._found(name))}
         if any(values[key] != known[key].default for key in values.keys() - plain):
             return _imported(self._variant(name))(**values)

@@ -2,12 +2,14 @@
 
 import hashlib
 import logging
+import warnings
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
 
+from coterie.core.display import html_table
 from coterie.core.errors import DataError, unknown
 from coterie.core.fields import known_keywords
 from coterie.core.randomness import generator
@@ -32,7 +34,7 @@ _AXES = {"image": (3, 4), "series": (3,), "tokens": (2,)}
 
 
 @known_keywords
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dataset:
     """Samples with what is to be predicted of them, and a test part where one is published.
 
@@ -83,6 +85,12 @@ class Dataset:
 
     def __post_init__(self) -> None:
         x, y = _array(self.name, self.x), np.atleast_1d(_array(self.name, self.y))
+        if y.dtype.kind in "OU" and isinstance(self.y, list | tuple):  # of not-a-number NumPy makes the word nan
+            _present(self.name, "targets", np.array([*self.y], dtype=object))
+        elif y.dtype == object:
+            _present(self.name, "targets", y)
+        if y.dtype.kind in "mM":
+            raise DataError(f"{self.name}: targets are dates such as {y.reshape(-1)[0]}; write amounts, such as days")
         if x.ndim < 2:
             raise DataError(f"{self.name}: inputs of shape {x.shape}; expected {', '.join(_FORMS.values())}")
         if len(x) != len(y):
@@ -92,7 +100,7 @@ class Dataset:
         named = len(self.labels) > 0
         task = self.task or _told(self.name, y, inferred(y, named))
         labels, y = _encoded(self.name, y, self.labels, task_named(task))
-        users = None if self.users is None else np.asarray(self.users).reshape(-1)
+        users = None if self.users is None else _present(self.name, "users", np.asarray(self.users).reshape(-1))
         if users is not None and len(users) != len(y):
             raise DataError(f"{self.name}: {len(y)} samples but {len(users)} users")
         kind = _kind(self.name, x, self.kind)
@@ -137,6 +145,28 @@ class Dataset:
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def __repr__(self) -> str:
+        return f"Dataset({self._told})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: how often classes occur, or which numbers are predicted."""
+        parts = {"to train on": self} | ({} if self.test is None else {"to test with": self.test})
+        if self.kind_of_task.one_class:
+            counts = [np.bincount(part.y, minlength=self.classes).tolist() for part in parts.values()]
+            return html_table(self._told, ["class", *parts], zip(self.labels, *counts, strict=True))
+        figures = (self.y.mean(axis=0).tolist(), self.y.min(axis=0).tolist(), self.y.max(axis=0).tolist())
+        found = zip(self.labels, *figures, strict=True)
+        return html_table(self._told, ["predicted", "mean", "least", "most"], found)
+
+    @property
+    def _told(self) -> str:
+        """What it is, in a line."""
+        samples = f"{len(self):,} samples" + ("" if self.test is None else f" and {len(self.test):,} to test with")
+        some = ", ".join(self.labels[:5]) + (", ..." if self.classes > 5 else "")
+        users = "" if self.users is None else f", from {len(np.unique(self.users)):,} users"
+        what = f"{self.classes} classes ({some})" if self.kind_of_task.one_class else some
+        return f"{self.name}: {samples}{users}; {self.kind} {'x'.join(map(str, self.shape))}; {self.task}: {what}"
 
     @property
     def kind_of_task(self) -> Task:
@@ -219,10 +249,44 @@ def _histogram(values: np.ndarray) -> np.ndarray:
 
 
 def _array(name: str, values: Any) -> np.ndarray:
+    if hasattr(values, "toarray"):
+        raise DataError(f"{name}: a sparse matrix; give its .toarray()")
+    if np.ma.is_masked(values):
+        raise DataError(f"{name}: {np.ma.getmaskarray(values).sum()} values are masked; fill them in, or give a table")
     try:
         return np.asarray(values)
-    except ValueError as error:  # lists of unequal length
+    except (ValueError, RuntimeError) as error:  # lists of unequal length, tensors with gradients
         raise DataError(f"{name}: cannot be made an array ({error})") from error
+
+
+def _present(name: str, what: str, values: np.ndarray) -> np.ndarray:
+    """Values of which none is missing."""
+    gone = np.array([value is None or value != value for value in values.reshape(-1).tolist()])
+    if gone.any():
+        raise DataError(f"{name}: {gone.sum()} {what} are missing, the first at place {gone.argmax()}; leave these out")
+    return values
+
+
+_ROUNDED = 1e-3
+"""A part of a column's deviation; where single precision rounds by more, it is said."""
+
+
+def tell_rounding(name: str, what: str, x: np.ndarray, kept: np.ndarray) -> None:
+    """Warn where numbers, such as times in seconds, are too large for single precision to tell them apart."""
+    if x.dtype.itemsize <= kept.dtype.itemsize and x.dtype.kind == "f":
+        return
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a column may have no value at all
+        exact = x.astype(np.float64)
+        error = np.nanmax(np.abs(exact - kept), axis=0, initial=0)
+        if not (error > 0).any():
+            return
+        deviation, most = np.nanstd(exact, axis=0), np.nanmax(np.abs(exact), axis=0, initial=0)
+    # What does not differ from row to row but for rounding says nothing that could be lost.
+    coarse = (error > _ROUNDED * deviation) & (deviation > 1e-12 * most)
+    if coarse.any():
+        told = f"{coarse.sum()} of {coarse.size} {what} are rounded by up to {error[coarse].max():g}"
+        log.warning("%s: %s (single precision); subtract what is common to all rows, such as a first day", name, told)
 
 
 def _kind(name: str, x: np.ndarray, told: str) -> str:
@@ -238,6 +302,8 @@ def _kind(name: str, x: np.ndarray, told: str) -> str:
             f"{name}: inputs of shape {x.shape} may be grey images [sample, height, width] or series "
             "[sample, time, channel]: say kind=image or kind=series"
         )
+    if x.ndim == 2 and x.dtype.kind in "iu" and x.dtype != np.uint8 and x.size and x.min() >= 0:
+        log.warning("%s: whole numbers in two axes: kind=features, amounts; or say kind=tokens, if they are ids", name)
     return "image" if x.ndim in (3, 4) else "features"
 
 
@@ -262,14 +328,20 @@ def inputs_of(name: str, x: np.ndarray, kind: str, missing: bool) -> np.ndarray:
     if x.dtype == bool:
         return np.ascontiguousarray(x, dtype=np.float32)
     if np.issubdtype(x.dtype, np.integer):
-        return np.ascontiguousarray(x, dtype=np.uint8 if x.ndim == 4 and _pixels(x) else np.float32)
+        kept = np.ascontiguousarray(x, dtype=np.uint8 if x.ndim == 4 and _pixels(x) else np.float32)
+        if kept.dtype != np.uint8:
+            tell_rounding(name, "inputs", x, kept)
+        return kept
     if not np.issubdtype(x.dtype, np.floating):
-        raise DataError(f"{name}: inputs of type {x.dtype}; expected numbers")
+        way_out = "; columns of words are read by coterie.data.from_frame" if x.dtype == object else ""
+        raise DataError(f"{name}: inputs of type {x.dtype}; expected numbers{way_out}")
+    given = x
     with np.errstate(over="ignore"):  # what does not fit is found below
         x = np.ascontiguousarray(x, dtype=np.float32)
     strange = ~np.isfinite(x) & ~(np.isnan(x) & missing)
     if strange.any():
         raise DataError(f"{name}: {strange.sum()} input values are not finite numbers of single precision")
+    tell_rounding(name, "inputs", given, x)
     return x
 
 
@@ -304,4 +376,7 @@ def _encoded(name: str, y: np.ndarray, labels: Any, task: Task) -> tuple[tuple[s
         raise DataError(f"{name}: a label name occurs twice in {', '.join(names[:20])}")
     if np.issubdtype(y.dtype, np.floating) and not np.isfinite(y).all():
         raise DataError(f"{name}: {(~np.isfinite(y)).sum()} labels are not finite numbers")
-    return task.encoded(name, y, names)
+    encoded = task.encoded(name, y, names)
+    if task.name == "regression":
+        tell_rounding(name, "targets", y.reshape(encoded[1].shape), encoded[1])
+    return encoded

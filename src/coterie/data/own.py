@@ -138,13 +138,14 @@ def _items(dataset: Any) -> tuple[np.ndarray, np.ndarray]:
 def _pair(name: str, item: Any) -> tuple[np.ndarray, Any]:
     if not isinstance(item, tuple | list) or len(item) != 2:
         raise DataError(f"{name}: expected a pair (x, y), found {type(item).__name__}")
-    x, y = map(_array, item)
+    x, y = map(as_array, item)
     if y.size != 1:
         raise DataError(f"{name}: expected one number or word as label, found an array of shape {y.shape}")
     return x, y.item()
 
 
-def _array(value: Any) -> np.ndarray:
+def as_array(value: Any) -> np.ndarray:
+    """A tensor, a picture of Pillow's, or whatever NumPy takes, as an array."""
     from torch import Tensor
 
     if isinstance(value, Tensor):

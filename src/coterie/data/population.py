@@ -151,7 +151,10 @@ def populate(
     Without `fit` a table stays as it is, until somebody says how to scale it.
     """
     if not isinstance(data, Dataset):
-        raise SettingsError(f"data={data!r}: expected the name of a data set or a coterie.Dataset")
+        raise SettingsError(
+            f"data of type {type(data).__name__}: expected the name of a data set, a path, a data frame with "
+            "target=... or a coterie.Dataset"
+        )
     if not isinstance(split, SplitRule | Split):
         raise SettingsError(f"split={split!r}: expected the name of a split or a coterie.Split")
     division = division or Division()

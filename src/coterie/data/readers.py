@@ -6,11 +6,13 @@ a `DataError` that names it; nothing is ever half-read, and nothing is ever unpi
 
 import gzip
 import json
+import logging
 import math
 import struct
+import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -18,6 +20,8 @@ from typing import Any, BinaryIO, NoReturn
 import numpy as np
 
 from coterie.core.errors import DataError
+
+log = logging.getLogger("coterie")
 
 _COLOUR = (3, 32, 32)
 _COLOUR_BYTES = math.prod(_COLOUR)
@@ -101,18 +105,71 @@ def read_leaf(paths: Sequence[Path], classes: int = 62) -> tuple[np.ndarray, np.
 
     LEAF divides bytes by 255 and writes them as decimals; here they are bytes again.
     """
+    return _leaf_part(paths, lambda path, user, data, count: _leaf_images(path, user, data, count, classes))
+
+
+def read_leaf_text(paths: Sequence[Path], letters: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Texts [sample, 80] as ids, the letter behind each, and users, from all files of a part of LEAF's Shakespeare.
+
+    An id is the place of a letter in `letters`, counted from 1, or the next number for any other letter: 0 stands for
+    nothing. A text is left out, with a warning, if the letter behind it is none of these.
+    """
+    x, y, users = _leaf_part(paths, lambda path, user, data, count: _leaf_texts(path, user, data, count, letters))
+    known = y < len(letters)
+    if not known.all():
+        log.warning("%s: %d of %d texts left out: the letter behind them is unknown", paths[0], (~known).sum(), len(y))
+    return x[known], y[known], users[known]
+
+
+def _leaf_part(
+    paths: Sequence[Path], samples: Callable[[Path, str, Any, int], tuple[np.ndarray, np.ndarray]]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs, labels and users from all files of a part; `samples` reads those of a user."""
     home: dict[str, Path] = {}
     parts: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
     for path in paths:
-        for user, x, y in _leaf_users(path, classes):
+        for user, x, y in _leaf_users(path, samples):
             if user in home:
                 raise DataError(f"{path}: user {user!r} is also in {home[user].name}; keep one run's files")
             home[user] = path
             parts.append((x, y, np.full(len(y), user)))
     if not sum(len(y) for _, y, _ in parts):
         raise DataError(f"{', '.join(map(str, paths)) or 'no files'}: no samples")
-    images, labels, users = zip(*parts, strict=True)
-    return np.concatenate(images), np.concatenate(labels), np.concatenate(users)
+    inputs, labels, users = zip(*(part for part in parts if len(part[1])), strict=True)
+    return np.concatenate(inputs), np.concatenate(labels), np.concatenate(users)
+
+
+def read_numbers(path: Path, columns: int) -> np.ndarray:
+    """Numbers [row, column] of a text file with blanks between them, as UCI's HAR data has them."""
+    with reading(path, "rows of numbers"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an empty file is refused below
+        found = np.loadtxt(path, dtype=np.float32, ndmin=2)
+    if found.shape[1] != columns or not len(found):
+        _refuse(path, f"rows of {columns} numbers", _times(found.shape))
+    if not np.isfinite(found).all():
+        _refuse(path, "finite numbers", f"{(~np.isfinite(found)).sum()} others")
+    return found
+
+
+def read_har(folder: Path, part: str, signals: Sequence[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Inputs, labels from 0 on, and people of a part, `train` or `test`, of UCI's data about human activities.
+
+    With `signals`, inputs are series [sample, 128, signal] of these; without any the 561 published features.
+    """
+    place = folder / part
+    y = read_numbers(place / f"y_{part}.txt", 1)[:, 0]
+    users = read_numbers(place / f"subject_{part}.txt", 1)[:, 0]
+    if signals:
+        files = [place / "Inertial Signals" / f"{signal}_{part}.txt" for signal in signals]
+        found = [read_numbers(file, 128) for file in files]
+    else:
+        files = [place / f"X_{part}.txt"]
+        found = [read_numbers(files[0], 561)]
+    for file, rows in [(place / f"subject_{part}.txt", users), *zip(files, found, strict=True)]:
+        if len(rows) != len(y):
+            _refuse(file, f"{len(y):,} rows, as many as y_{part}.txt has", f"{len(rows):,}")
+    labels = _within(place / f"y_{part}.txt", y, 1, 6) - 1
+    return np.stack(found, axis=2) if signals else found[0], labels, users.astype(np.int64).astype(str)
 
 
 def read_imagenet32_labels(path: Path, classes: int = 1000) -> np.ndarray:
@@ -192,8 +249,10 @@ def _check_coarse(path: Path, coarse: np.ndarray, fine: np.ndarray) -> None:
         _refuse(path, "one superclass for each class", "a class with several")
 
 
-def _leaf_users(path: Path, classes: int) -> list[tuple[str, np.ndarray, np.ndarray]]:
-    """The name, images and labels of each user in a file."""
+def _leaf_users(
+    path: Path, samples: Callable[[Path, str, Any, int], tuple[np.ndarray, np.ndarray]]
+) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """The name, inputs and labels of each user in a file."""
     with reading(path, "JSON"):
         content = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(content, dict) or (missing := {"users", "num_samples", "user_data"} - set(content)):
@@ -203,10 +262,27 @@ def _leaf_users(path: Path, classes: int) -> list[tuple[str, np.ndarray, np.ndar
     if not isinstance(users, list) or not isinstance(counts, list) or len(users) != len(counts):
         _refuse(path, "as many num_samples as users", f"{counts!r:.40} for {users!r:.40}")
     # A user whom LEAF left out is still in user_data, without samples: only `users` says who counts.
-    return [(user, *_leaf_samples(path, user, data, count, classes)) for user, count in zip(users, counts, strict=True)]
+    return [(user, *samples(path, user, data, count)) for user, count in zip(users, counts, strict=True)]
 
 
-def _leaf_samples(path: Path, user: str, data: Any, count: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+def _leaf_texts(path: Path, user: str, data: Any, count: int, letters: str) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        x, y = data[user]["x"], data[user]["y"]
+        texts = isinstance(x, list) and isinstance(y, list) and all(isinstance(text, str) for text in (*x, *y))
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path}: user {user!r} has no proper x and y ({error})") from error
+    if not texts or len(x) != count or len(y) != count:
+        _refuse(path, f"{count} texts of user {user!r}, with as many letters behind them", f"{x!r:.30} and {y!r:.30}")
+    if any(len(text) != 80 for text in x) or any(len(letter) != 1 for letter in y):
+        _refuse(path, f"texts of 80 letters of user {user!r}, and one letter behind each", "others")
+    place = {letter: number for number, letter in enumerate(letters)}
+    ids = [[place.get(letter, len(letters)) + 1 for letter in text] for text in x]
+    return np.array(ids, dtype=np.int32).reshape(count, 80), np.array(
+        [place.get(letter, len(letters)) for letter in y], dtype=np.int64
+    )
+
+
+def _leaf_images(path: Path, user: str, data: Any, count: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
     try:
         x, y = np.asarray(data[user]["x"], dtype=np.float64), np.asarray(data[user]["y"])
     except (KeyError, TypeError, ValueError) as error:

@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, dataclass_transform
+from typing import Annotated, Any, ClassVar, Literal, dataclass_transform
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from coterie.core.registry import Registry
 from coterie.data import readers
 from coterie.data.dataset import Dataset
 from coterie.data.storage import Collection, Download, PublishedFile
+from coterie.data.tables import from_columns
 
 _Samples = tuple[np.ndarray, np.ndarray]
 
@@ -25,11 +26,17 @@ class Source(Checked, ABC):
 
     name: ClassVar[str]
 
-    shape: ClassVar[tuple[int, int, int]]
-    """The shape of one image: channels, height, width."""
+    shape: ClassVar[tuple[int, ...]]
+    """The shape of one input, of an image: channels, height, width."""
 
     labels: ClassVar[tuple[str, ...]]
-    """What the classes are called."""
+    """What the classes are called, or what else is predicted."""
+
+    task: ClassVar[str] = "classification"
+    """What is predicted; see `Dataset.task`."""
+
+    vocabulary: ClassVar[int] = 0
+    """How many ids there are, if inputs are tokens."""
 
     net: ClassVar[str]
     """The network that is used with it unless another is asked for."""
@@ -62,7 +69,7 @@ def _catalogued(name: str) -> Callable[[type[Source]], type[Source]]:
     """Register a class for the data set of this name, with what the catalogue says of it."""
 
     def decorate(cls: type[Source]) -> type[Source]:
-        for key in ("shape", "labels", "net", "terms"):
+        for key in ("shape", "labels", "task", "vocabulary", "net", "terms"):
             value = _CATALOGUE[name].get(key)
             if value is not None:
                 setattr(cls, key, tuple(value) if isinstance(value, list) else value)
@@ -135,6 +142,103 @@ class BalancedLabels(Source):
 
     def _blank(self, samples: int) -> _Samples:
         return np.zeros((samples, *self.shape), dtype=np.uint8), np.arange(samples) % len(self.labels)
+
+
+class _TableSource(Source):
+    """A table that comes with scikit-learn: numbers in columns, which have names; a fifth is always set aside.
+
+    Numbers are as they were measured, and are scaled by means and deviations of what clients train on.
+    """
+
+    target: ClassVar[str]
+    """What the column is called that is predicted."""
+
+    def read(self, folder: Path, download: bool) -> Dataset:
+        """The embedded data; neither argument matters."""
+        content = self._content()
+        y = content.target if self.task == "regression" else [self._label(place) for place in content.target.tolist()]
+        columns = {str(name).replace(" ", "_"): content.data[:, at] for at, name in enumerate(content.feature_names)}
+        table = {name: values.tolist() for name, values in columns.items()} | {self.target: [*y]}
+        return from_columns(table, self.target, "", (), self.task, self.name).held_out(0.2, seed=0)
+
+    @abstractmethod
+    def _content(self) -> Any:
+        """What scikit-learn gives."""
+
+    def _label(self, place: int) -> str:
+        return self.labels[place]
+
+
+@_catalogued("breast-cancer")
+class BreastCancer(_TableSource):
+    """Tumours, 569 rows of 30 measurements of nuclei, benign or malignant; embedded. (Wolberg et al., UCI, 1995)"""
+
+    target = "diagnosis"
+
+    def _content(self) -> Any:
+        from sklearn.datasets import load_breast_cancer
+
+        return load_breast_cancer()
+
+    def _label(self, place: int) -> str:
+        return self.labels[1 - place]  # scikit-learn has malignant first; of two classes metrics look for the second
+
+
+@_catalogued("wine")
+class Wine(_TableSource):
+    """Wines, 178 rows of 13 chemical measurements, from three cultivars; embedded. (Aeberhard and Forina, UCI, 1992)"""
+
+    target = "cultivar"
+
+    def _content(self) -> Any:
+        from sklearn.datasets import load_wine
+
+        return load_wine()
+
+
+@_catalogued("diabetes")
+class Diabetes(_TableSource):
+    """Patients, 442 rows of 10 measurements, and how far diabetes went in a year; embedded. (Efron et al., 2004)"""
+
+    target = "progression"
+
+    def _content(self) -> Any:
+        from sklearn.datasets import load_diabetes
+
+        return load_diabetes(scaled=False)  # scaled, rows to test with would have had their part in it
+
+
+@_catalogued("waves")
+class Waves(Source):
+    """Series, 2,000 of 48 steps in 2 channels: sine, square, triangle or pulse, by 20 devices. (made, not read)
+
+    Each device has its own gain, and turns the two channels by an angle of its own, so what one learns does not quite
+    fit another; the split `natural` makes each a client. Frequency, phase and noise are drawn for each series. A fifth
+    is always set aside as test part.
+    """
+
+    devices: ClassVar[int] = 20
+
+    def read(self, folder: Path, download: bool) -> Dataset:
+        """The same series each time; neither argument matters."""
+        rng, count, steps = generator(0, "waves"), 2000, self.shape[0]
+        device, y = np.arange(count) % self.devices, rng.integers(len(self.labels), size=count)
+        frequency, start = rng.uniform(1.5, 4, count), rng.uniform(0, 1, count)
+        turns = (start[:, None] + frequency[:, None] * np.arange(steps) / steps) * 2 * np.pi
+        both = np.stack([_wave(y, turns), _wave(y, turns + np.pi / 2)], axis=2)  # [series, step, channel]
+        gain, angle = rng.uniform(0.5, 2, self.devices), rng.uniform(0, np.pi / 2, self.devices)
+        turned = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])[:, :, device]
+        x = gain[device, None, None] * np.einsum("ntc,cdn->ntd", both, turned) + rng.normal(0, 0.2, both.shape)
+        users = np.array([f"device {number + 1}" for number in device])
+        made = Dataset(x, y, labels=self.labels, users=users, name=self.name, kind="series")
+        return made.held_out(0.2, seed=0)
+
+
+def _wave(kind: np.ndarray, turns: np.ndarray) -> np.ndarray:
+    """The values of waves [series, step] of each kind [series], at these angles."""
+    sine = np.sin(turns)
+    forms = np.stack([sine, np.sign(sine), 2 / np.pi * np.arcsin(sine), 2 * np.exp(4 * (sine - 1)) - 1])
+    return forms[kind, np.arange(len(kind))]
 
 
 class _IdxSource(Source):
@@ -228,10 +332,78 @@ class FEMNIST(Source):
         return Dataset(x, y, test=test, labels=self.labels, users=users, name=self.name)
 
     def _files(self, folder: Path, part: str) -> list[Path]:
+        return _leaf_files(self.published, folder, part)
+
+
+def _leaf_files(published: Collection, folder: Path, part: str) -> list[Path]:
+    for place in published.places(folder):
+        if found := sorted((place / part).glob("*.json")):
+            return found
+    raise published.absent([f"{part}/*.json"], folder, "LEAF publishes no files, but makes them")
+
+
+_LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""The letters of LEAF's Shakespeare, in its order."""
+
+
+@_catalogued("shakespeare")
+class Shakespeare(Source):
+    """The next letter in Shakespeare's plays, by role: texts of 80 letters, 80 classes. (LEAF: Caldas et al., 2018)
+
+    LEAF makes its files itself, as for FEMNIST: there is nothing to download. Inputs are ids: 0 is for nothing, 1 to 80
+    for LEAF's letters in their order, 81 for any other.
+    """
+
+    labels = tuple({"\n": "newline", " ": "space"}.get(letter, letter) for letter in _LETTERS)
+
+    test_part: bool = True
+    """Whether LEAF's test files are the test part; otherwise there is none, and only the training files are read."""
+
+    def read(self, folder: Path, download: bool) -> Dataset:
+        """The data from LEAF's folders `train` and `test`."""
+        train = self._texts(folder, "train", None)
+        return self._texts(folder, "train", self._texts(folder, "test", None)) if self.test_part else train
+
+    def _texts(self, folder: Path, part: str, test: Dataset | None) -> Dataset:
+        x, y, users = readers.read_leaf_text(_leaf_files(self.published, folder, part), _LETTERS)
+        more: dict[str, Any] = {"kind": "tokens", "vocabulary": self.vocabulary}
+        return Dataset(x, y, test=test, labels=self.labels, users=users, name=self.name, **more)
+
+
+_SIGNALS = tuple(f"{what}_{axis}" for what in ("body_acc", "body_gyro", "total_acc") for axis in "xyz")
+
+
+@_catalogued("uci-har")
+class UCIHAR(Source):
+    """What 30 people do, by their phones: 7,352 + 2,947 series of 128 steps in 9 signals, 6 classes. (Anguita, 2013)
+
+    The published test part is of 9 people whom the training part does not have. For clients that are tested on their
+    own data (the split `natural`), `test_part=False` takes all 30 together.
+    """
+
+    inputs: Literal["signals", "features"] = "signals"
+    """Series of the 9 signals, or the 561 features that were made of them."""
+
+    test_part: bool = True
+    """Whether the 9 people of the published test part are set aside; otherwise they are clients like the others."""
+
+    def read(self, folder: Path, download: bool) -> Dataset:
+        """The data from the folders `train` and `test` of the published archive, as it is unpacked."""
+        train, test = (self._part_of(folder, part) for part in ("train", "test"))
+        if self.test_part:
+            return self._made(*train, self._made(*test, None))
+        x, y, users = (np.concatenate(pair) for pair in zip(train, test, strict=True))
+        return self._made(x, y, users, None)
+
+    def _part_of(self, folder: Path, part: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         for place in self.published.places(folder):
-            if found := sorted((place / part).glob("*.json")):
-                return found
-        raise self.published.absent([f"{part}/*.json"], folder, "LEAF publishes no files, but makes them")
+            if (place / part / f"y_{part}.txt").is_file():
+                return readers.read_har(place, part, _SIGNALS if self.inputs == "signals" else ())
+        raise self.published.absent([f"{part}/y_{part}.txt"], folder, "its archive is to be unpacked by hand")
+
+    def _made(self, x: np.ndarray, y: np.ndarray, users: np.ndarray, test: Dataset | None) -> Dataset:
+        kind = "series" if self.inputs == "signals" else "features"
+        return Dataset(x, y, test=test, labels=self.labels, users=users, name=self.name, kind=kind)
 
 
 @_catalogued("imagenet32")

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from coterie.core.display import html_table, span
 from coterie.core.errors import DataError, unknown
 from coterie.core.fields import Checked, Count, known_keywords
 from coterie.core.randomness import generator
@@ -22,7 +23,7 @@ TRANSFORMS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 @known_keywords
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Split:
     """The clients of a population, before their data is divided into training, validation and test data.
 
@@ -61,6 +62,24 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.indices)
+
+    def __repr__(self) -> str:
+        return f"Split({self._told})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: each client with what it has."""
+        columns: dict[str, Sequence[Any]] = {"client": self.names, "samples": self.sizes.tolist()}
+        more = {"true group": self.groups, "inputs": self.transforms, "labels called": self.relabels}
+        columns |= {name: [*values] for name, values in more.items() if values is not None and any(_there(values))}
+        return html_table(self._told, [*columns], zip(*columns.values(), strict=False))
+
+    @property
+    def _told(self) -> str:
+        """What it is, in a line."""
+        if not len(self):
+            return "no clients"
+        groups = "" if self.groups is None else f" in {len(np.unique(self.groups))} true groups"
+        return f"{len(self):,} clients{groups} with {span(self.sizes.tolist())} samples"
 
     @property
     def sizes(self) -> np.ndarray:
@@ -159,6 +178,10 @@ def _places(index: Any) -> np.ndarray:
             f"indices: {index!r} is no list of samples; expected for each client their places in the data set"
         )
     return places.astype(np.int64)
+
+
+def _there(values: Iterable[Any]) -> list[bool]:
+    return [value is not None for value in values]
 
 
 def _some(noun: str, names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ import logging
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import accumulate
@@ -35,7 +35,18 @@ SUFFIXES = (".csv", ".tsv", ".parquet")
 _MANY = 100
 """Words with more different values than this are no categories."""
 
-_DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}([T ].*)?")
+_MONTH = r"(jan|feb|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|de[cz])[a-z]*\.?"
+_DAY = (
+    r"\d{4}(?P<mark>[-/.])\d{1,2}(?P=mark)\d{1,2}"  # 2024-03-01
+    r"|\d{1,2}(?P<sign>[-/.])\d{1,2}(?P=sign)\d{2,4}"  # 1.3.24
+    rf"|\d{{1,2}}\.?[ -]?{_MONTH}[ -]?,?\d{{2,4}}|{_MONTH} \d{{1,2}},? \d{{4}}"  # 1 March 2024, Mar 1, 2024
+)
+_DATE = re.compile(rf"({_DAY})([T ].*)?|\d{{1,2}}:\d{{2}}(:\d{{2}}(\.\d+)?)?", re.IGNORECASE)
+"""A date, with or without the time of day, or a time of day."""
+_CODE = re.compile(r"0\d+")
+"""What is written like that is no amount: its zero in front would be lost."""
+
+_COMMA = re.compile(r"[-+]?\d+,\d+")
 _TRUTH = {"true": True, "false": False}
 
 
@@ -69,6 +80,11 @@ class _Table:
         starts = [0, *accumulate(self.sizes)]
         file = bisect_right(starts, row) - 1
         return DataError(f"{self.files[file]}: column {column}, row {row - starts[file] + self.first}: {told}")
+
+
+def is_frame(data: Any) -> bool:
+    """Whether something is a data frame, of pandas or Polars."""
+    return hasattr(data, "columns") and hasattr(data, "__getitem__")
 
 
 def is_table(path: Path) -> bool:
@@ -128,14 +144,23 @@ def from_frame(
     return _dataset(_table_of(frame, name), target, client, drop, task, schema)
 
 
+def from_columns(
+    columns: Mapping[str, Sequence[Any]], target: str, client: str, drop: Sequence[str], task: str, name: str
+) -> Dataset:
+    """Data from columns by name, which are of the same length; otherwise as `from_table`."""
+    known = {key: [None if _missing(value) else value for value in values] for key, values in columns.items()}
+    size = len(next(iter(known.values()), []))
+    return _dataset(_checked(_Table(name, known, (name,), (size,), 0)), target, client, drop, task, None)
+
+
 def encoded_rows(rows: Any, schema: Schema) -> np.ndarray:
     """The inputs [row, input] of a data frame, or of the table at a path, that a schema describes; it needs no targets.
 
     Where a value is missing it is not-a-number.
     """
-    table = _table_of(rows, "table") if hasattr(rows, "columns") else _read(Path(rows))
+    table = _table_of(rows, "table") if is_frame(rows) else _read(Path(rows))
     _require_columns(table, [column.name for column in schema.columns])
-    return _encoded(table, schema)
+    return _encoded(table, schema).astype(np.float32)
 
 
 def _table_of(frame: Any, name: str) -> _Table:
@@ -183,7 +208,8 @@ def _read(path: Path) -> _Table:
         head = stream.readline()
         stream.seek(0)
         # Spreadsheets write semicolons where the comma is for decimals.
-        rows = list(csv.reader(stream, delimiter=max("\t,;", key=head.count)))
+        mark = max("\t,;", key=head.count)
+        rows = list(csv.reader(stream, delimiter=mark))
     while rows and not any(cell.strip() for cell in rows[-1]):
         rows.pop()
     names = [name.strip() for name in rows[0]] if rows else []
@@ -194,9 +220,19 @@ def _read(path: Path) -> _Table:
             raise DataError(f"{path}: row {number} has {len(row)} values for {len(names)} columns")
     if twice := [name for name in names if names.count(name) > 1]:
         raise DataError(f"{path}: two columns are called {twice[0]}")
-    cells = ([cell.strip() or None for cell in column] for column in zip(*rows[1:], strict=True))
+    cells = (_with_points([cell.strip() or None for cell in column], mark) for column in zip(*rows[1:], strict=True))
     columns = dict(zip(names, cells, strict=False)) or {name: [] for name in names}
     return _checked(_Table(path.stem, columns, (str(path),), (len(rows) - 1,), 2))
+
+
+def _with_points(values: list[str | None], mark: str) -> list[str | None]:
+    """A column whose decimal commas, which stand there if no comma stands between columns, have become points."""
+    told = [value for value in values if value is not None]
+    if mark == "," or not any(map(_COMMA.fullmatch, told)):
+        return values
+    if not all(_COMMA.fullmatch(value) or _number(value) is not None for value in told):
+        return values
+    return [None if value is None else value.replace(",", ".") for value in values]
 
 
 def _checked(table: _Table) -> _Table:
@@ -274,15 +310,16 @@ def _column(table: _Table, name: str) -> Column:
         raise DataError(f"{table.called}: column {name} is empty; leave it out with --drop {name}")
     if all(_truth(value) is not None for value in values):
         return Column(name, "boolean", missing=missing)
-    dates = sum(_is_date(value) for value in values)
-    if 2 * dates > len(values):
-        example = next(value for value in values if _is_date(value))
+    if (example := _dates(values)) is not None:
         raise DataError(
             f"{table.called}: column {name} holds dates such as {example}, which are neither amounts nor categories; "
             f"leave it out with --drop {name}, or write an amount such as days since the first visit"
         )
-    if 2 * sum(_number(value) is not None for value in values) >= len(values):
+    codes = any(isinstance(value, str) and _CODE.fullmatch(value) for value in values)
+    if not codes and 2 * sum(_number(value) is not None for value in values) >= len(values):
         return Column(name, "number", missing=missing)
+    if 2 * sum(isinstance(value, str) and _COMMA.fullmatch(value) is not None for value in values) > len(values):
+        raise DataError(f"{table.called}: column {name} has decimal commas, as in {values[0]}; write points")
     if strange := [value for value in values if not isinstance(value, str | Real)]:
         held = type(strange[0]).__name__
         raise DataError(f"{table.called}: column {name} holds values of type {held}; leave it out with --drop {name}")
@@ -297,7 +334,7 @@ def _column(table: _Table, name: str) -> Column:
 
 def _encoded(table: _Table, schema: Schema) -> np.ndarray:
     """The inputs [row, input] of a table; not-a-number where a number or a truth value is missing."""
-    x = np.zeros((len(table), len(schema.inputs)), dtype=np.float32)
+    x = np.zeros((len(table), len(schema.inputs)))
     place = 0
     for column in schema.columns:
         values = table.columns[column.name]
@@ -343,6 +380,11 @@ def _targets(table: _Table, target: str) -> np.ndarray:
     _refuse_missing(table, target)
     if all(isinstance(value, bool | np.bool_) for value in values):
         return np.array(values, dtype=bool)
+    if (example := _dates(values)) is not None:
+        raise DataError(
+            f"{table.called}: target={target} holds dates such as {example}, which no task predicts; write an amount, "
+            "such as days since the first visit"
+        )
     numbers = [_number(value) for value in values]
     count = sum(number is not None for number in numbers)
     if count == len(values):
@@ -405,6 +447,12 @@ def _truth(value: Any) -> bool | None:
     if isinstance(value, bool | np.bool_):
         return bool(value)
     return _TRUTH.get(value.lower()) if isinstance(value, str) else None
+
+
+def _dates(values: Sequence[Any]) -> Any:
+    """One of the dates, if most of these values are dates, or None."""
+    dates = [value for value in values if _is_date(value)]
+    return dates[0] if 2 * len(dates) > len(values) else None
 
 
 def _is_date(value: Any) -> bool:

@@ -15,7 +15,7 @@ from coterie.report.figures import Runs, clients_figure
 from coterie.report.figures.records import MANY_CLIENTS, Gained, fewest
 from coterie.report.figures.scores import gained_over
 from coterie.report.page import parts
-from coterie.report.score import ACCURACY, Score
+from coterie.report.score import Score, metrics_of
 from coterie.report.sections import drawn
 from coterie.runs.folder import StoredRun
 from coterie.studies.statistics import Ends
@@ -51,8 +51,24 @@ Clients = Mapping[str, Mapping[str, Any]]
 """What is known of each client, by name: `group`, and the least and the most of `samples` and of `test_samples`."""
 
 
-def every_client(runs: Runs, score: Score = ACCURACY) -> Markup:
-    """What each client gets and what it gained over training alone and over FedAvg, if these are among the runs."""
+def every_client(runs: Runs) -> Markup:
+    """What each client gets and what it gained over training alone and over FedAvg, if these are among the runs.
+
+    Gains are of the metric by which runs are compared; of the others there is what each client gets.
+    """
+    first, *others = metrics_of(run.summary for some in runs.values() for run in some if run.summary) or ["accuracy"]
+    return _by_score(runs, Score(first)) + Markup().join(_of_other_metric(runs, Score(name)) for name in others)
+
+
+def _of_other_metric(runs: Runs, score: Score) -> Markup:
+    """What each client gets by another metric than the first, folded up."""
+    figures = {name: _scores(some, score) for name, some in runs.items()}
+    table = _client_table(_clients(runs), figures, score, signed=False)
+    return parts.folded(f"{score.title}: every client", table) if table else Markup()
+
+
+def _by_score(runs: Runs, score: Score) -> Markup:
+    """What each client gets by a score, and what it gained."""
     known = _clients(runs)
     many = len(known) > MANY_CLIENTS
     content, bounded = Markup(), False
@@ -67,7 +83,7 @@ def every_client(runs: Runs, score: Score = ACCURACY) -> Markup:
     figures = {name: _scores(some, score) for name, some in runs.items()}
     table = _client_table(known, figures, score, signed=False)
     if table:
-        heading = f"{score.word.capitalize()} of every client{score.unit}"
+        heading = f"{score.title.removesuffix(score.unit)} of every client{score.unit}"
         if many:
             content += parts.heading(heading) + _distribution(runs, figures, score) + table
         else:

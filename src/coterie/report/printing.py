@@ -21,7 +21,7 @@ from rich.text import Text
 from coterie.report.page import parts
 from coterie.report.results import SIGNIFICANT, Labels, Published, ResultCell, ResultTable, Summary, Verdict
 from coterie.report.tables import ruled
-from coterie.studies.study import COLUMNS
+from coterie.studies.study import COLUMNS, OF_PAPERS
 
 _SIGNS = {Verdict.REPRODUCES: "≈", Verdict.DIFFERS: "≠", Verdict.INCOMPARABLE: "n/c"}
 
@@ -334,10 +334,15 @@ def latex(table: ResultTable) -> str:
     below = [f"\\textsuperscript{{{letter}}} {_latex_text(note)}" for letter, note in shown.footnotes]
     below += [_latex_text(remark) for remark in shown.remarks]
     lines = ["% needs \\usepackage{booktabs}", "\\begin{table}", "\\centering"]
-    lines += [f"\\caption{{{_latex_text(table.spec.title)}}}", tabulars]
+    lines += [f"\\caption{{{_latex_text(table.spec.title)}}}", f"\\label{{{_latex_label(table.spec.title)}}}", tabulars]
     if below:
         lines += ["", "\\smallskip", "\\footnotesize\\raggedright", " \\\\\n".join(below)]
     return "\n".join([*lines, "\\end{table}"]) + "\n"
+
+
+def _latex_label(title: str) -> str:
+    """What text refers to a table by: of its title only what LaTeX takes in a label."""
+    return "tab:" + "-".join(re.findall(r"[a-z0-9]+", title.lower()))
 
 
 def _latex_tabular(shown: TableLayout) -> Iterator[str]:
@@ -473,36 +478,43 @@ def summary_html(summary: Summary) -> Markup:
 
 
 def csv_text(tables: Sequence[ResultTable]) -> str:
-    """All numbers of tables of one study, one to a line, in full and with the runs that they come from."""
+    """All numbers of tables of one study, one to a line, in full and with the runs that they come from.
+
+    Only a study with published numbers has columns about these.
+    """
     axes = tables[0].axes if tables else ()
+    papers = any(table.spec.published for table in tables)
+    columns = [name for name in COLUMNS if papers or name not in OF_PAPERS]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["table", *axes, *COLUMNS])
+    writer.writerow(["table", *axes, *columns])
     for table in tables:
         for cell in table:
-            paper, test = cell.published or Published(None), cell.test
-            writer.writerow(
-                [
-                    table.spec.title,
-                    *cell.labels,
-                    cell.value,
-                    table.values[cell.value].text,
-                    _plain(cell.mean),
-                    _plain(cell.deviation),
-                    cell.ours.count,
-                    _plain(paper.mean),
-                    _plain(paper.deviation),
-                    _plain(cell.difference),
-                    _plain(cell.resolution or None),
-                    cell.verdict.value,
-                    _plain(test.t_test if test else None),
-                    _plain(cell.probability),
-                    _plain(test.wilcoxon if test else None),
-                    "; ".join((*cell.notes, *cell.paper_notes)),
-                    ";".join(path.name for path in cell.ours.runs),
-                ]
-            )
+            known = _csv_cell(table, cell)
+            writer.writerow([table.spec.title, *cell.labels, *(known[name] for name in columns)])
     return out.getvalue()
+
+
+def _csv_cell(table: ResultTable, cell: ResultCell) -> dict[str, str | int]:
+    """What is said of a number, by the name of the column."""
+    paper, test = cell.published or Published(None), cell.test
+    return {
+        "value": cell.value,
+        "statistic": table.values[cell.value].text,
+        "mean": _plain(cell.mean),
+        "std": _plain(cell.deviation),
+        "seeds": cell.ours.count,
+        "published_mean": _plain(paper.mean),
+        "published_std": _plain(paper.deviation),
+        "difference": _plain(cell.difference),
+        "resolution": _plain(cell.resolution or None),
+        "mark": cell.verdict.value,
+        "p": _plain(test.t_test if test else None),
+        "p_corrected": _plain(cell.probability),
+        "p_wilcoxon": _plain(test.wilcoxon if test else None),
+        "notes": "; ".join((*cell.notes, *cell.paper_notes)),
+        "runs": ";".join(path.name for path in cell.ours.runs),
+    }
 
 
 def _plain(figure: float | None) -> str:

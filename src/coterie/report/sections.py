@@ -14,6 +14,7 @@ from coterie.report.figures import NotRecordedError, Runs, kinds
 from coterie.report.figures.records import MANY_CLIENTS
 from coterie.report.figures.relations import MOST_MIXED, mixed_over_time
 from coterie.report.page import parts
+from coterie.report.score import Score, first_score, metrics_of
 from coterie.report.tables import best_cells, compared, comparison_cells, megabytes, worlds_of
 from coterie.report.verdict import leader
 from coterie.report.words import DIRECTIONS, KINDS
@@ -21,7 +22,7 @@ from coterie.runs.folder import StoredRun
 from coterie.runs.identity import world_of
 
 _EXPLANATION = (
-    "Accuracy is the mean over clients of what each is served, on its test data; the worst tenth is the mean of "
+    "{} is the mean over clients of what each is served, on its test data{}; the worst tenth is the mean of "
     "the tenth of the clients that fare worst. Traffic counts what all clients received and sent while training. ARI "
     "compares the groups that were found with the true ones: 1 is perfect, 0 is chance."
 )
@@ -37,7 +38,10 @@ def methods_table(runs: Runs) -> Markup:
     rows = compared([summary for *_, summary in known], [name for name, *_ in known], worlds)
     header, cells = comparison_cells(rows)
     apart = [_APART] if len(set(worlds)) > 1 else []
-    return parts.table(header, cells, best_cells(rows)) + parts.paragraphs(_EXPLANATION, *apart)
+    told = [Score(name) for name in metrics_of(summary for *_, summary in known)]
+    lower = ", ".join(score.word for score in told if score.sign < 0)
+    explained = _EXPLANATION.format(told[0].title.removesuffix(", %"), f" (lower is better: {lower})" if lower else "")
+    return parts.table(header, cells, best_cells(rows)) + parts.paragraphs(explained, *apart)
 
 
 # Figures
@@ -45,29 +49,44 @@ def methods_table(runs: Runs) -> Markup:
 
 def main_figure(runs: Runs) -> Markup:
     """What each client gains with the method by which clients fare best, over training alone or one model for all."""
-    best = leader(runs)
+    best, score = leader(runs), first_score(run.summary for some in runs.values() for run in some if run.summary)
     for reference, words in (("local", "training alone"), ("fedavg", "one model for all")):
-        caption = (
-            f"What each client gains with {best} over {words}, in points, from the client that gains least. Lines are "
-            "95 % confidence intervals by the number of a client's test samples; hollow dots may be chance."
+        told = f"What each client gains with {best} over {words}, in {score.points}, from the client that gains least."
+        sure = (
+            "Lines are 95 % confidence intervals by the number of a client's test samples; hollow dots may be chance."
         )
-        shown = drawn("ranked", runs, caption, method=best, over=reference)
+        caption = f"{told} {sure}" if score.counted else told
+        shown = drawn("ranked", runs, caption, method=best, over=reference, key=score.key)
         if shown:
             return shown
     return Markup()
 
 
-_FIGURES: tuple[tuple[str, dict[str, Any], str], ...] = (
-    ("curves", {}, "Mean accuracy of all clients on test data; the area is a standard deviation over seeds."),
-    ("curves", {"over": "bytes", "log": True}, "The same against what was sent while training."),
-    ("spread", {}, "From the worst client to the best at the end, with the mean; means over seeds."),
-    ("matrix", {}, "How far clients are from each other, or how alike, as methods have found it."),
+_MATRIX: tuple[str, dict[str, Any], str] = (
+    "matrix",
+    {},
+    "How far clients are from each other, or how alike, as methods have found it.",
 )
+
+
+def _figures_of(runs: Runs) -> list[tuple[str, dict[str, Any], str]]:
+    """The figures of the runs' metrics: kinds, options and captions."""
+    summaries = [run.summary for some in runs.values() for run in some if run.summary]
+    first, *others = metrics_of(summaries) or ["accuracy"]
+    spread = [first, *([f"global_{first}"] if any(f"global_{first}_mean" in summary for summary in summaries) else [])]
+    over_rounds = "Mean {} of all clients on test data; the area is a standard deviation over seeds."
+    over_bytes = {"key": f"{first}_mean", "over": "bytes", "log": True}
+    return [
+        ("curves", {"key": f"{first}_mean"}, over_rounds.format(Score(first).word)),
+        ("curves", over_bytes, "The same against what was sent while training."),
+        ("spread", {"of": spread}, "From the worst client to the best at the end, with the mean; means over seeds."),
+        *(("curves", {"key": f"{one}_mean"}, over_rounds.format(Score(one).word)) for one in others),
+    ]
 
 
 def figures(runs: Runs) -> Markup:
     """All figures for which the runs have records."""
-    shown = [*_FIGURES, *((kind.name, {}, kind.caption) for kind in linked("page_figures")())]
+    shown = [*_figures_of(runs), _MATRIX, *((kind.name, {}, kind.caption) for kind in linked("page_figures")())]
     content = [drawn(kind, runs, caption, **options) for kind, options, caption in shown]
     mixed = {name: some for name, some in runs.items() if some and _mixes(some[0])}
     content.append(drawn("mixing", mixed, "Whose models each client's is mixed of; a row for each client. First seed."))

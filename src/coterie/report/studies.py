@@ -100,7 +100,7 @@ def write_tables(results: Results, folder: Path) -> Report:
 
 def _write_figures(folder: Path, name: str, figures: list[tuple[str, Figure]]) -> None:
     for number, (_, figure) in enumerate(figures, 1):
-        for ending in ("svg", "png"):
+        for ending in ("svg", "png", "pdf"):
             save(figure, folder / f"{name}-{number}.{ending}")
     for path in folder.iterdir():
         numbered = re.fullmatch(rf"{re.escape(name)}-(\d+)", path.stem)

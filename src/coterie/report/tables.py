@@ -11,8 +11,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from coterie.report.score import called_as, decimals, is_lower_better, is_share, metric_word, metrics_of
 from coterie.report.words import COLUMNS
 from coterie.runs.identity import world_of
+from coterie.server.metrics import metric_in
 
 Summary = Mapping[str, Any]
 
@@ -32,24 +34,36 @@ def megabytes(amount: float) -> str:
 
 def run_table(summary: Summary) -> Table:
     """One run: its last round beside its best."""
-    best = summary["best_round"]
+    best, (first, *others) = summary["best_round"], metrics_of([summary])
+    percents = all(map(is_share, (first, *others)))
     table = ruled(_title(summary))
-    table.add_column("over clients, %")
+    table.add_column("over clients, %" if percents else "over clients")
     table.add_column("last round", justify="right", style="bold")
     table.add_column(f"best on validation (round {best['round']})" if best else "best on validation", justify="right")
+    worst, top = ("max", "min") if is_lower_better(first) else ("min", "max")
     rows = [
-        ("accuracy", "accuracy_mean", "accuracy_std"),
-        ("worst tenth of clients", "accuracy_worst_tenth", None),
-        ("worst client", "accuracy_min", None),
-        ("best client", "accuracy_max", None),
-        ("after local adaptation", "accuracy_adapted_mean", None),
-        ("last trained model", "accuracy_last_mean", None),
-        ("global test set", "global_accuracy_mean", None),
-        ("validation", "validation_accuracy", None),
+        (metric_word(first), f"{first}_mean", f"{first}_std"),
+        ("worst tenth of clients", f"{first}_worst_tenth", None),
+        ("worst client", f"{first}_{worst}", None),
+        ("best client", f"{first}_{top}", None),
     ]
+    # Other views and the global test set are judged by the task's own metric.
+    for one in (first, *others):
+        of = "" if one == first else f", {metric_word(one)}"
+        rows += [
+            (f"after local adaptation{of}", f"{one}_adapted_mean", None),
+            (f"last trained model{of}", f"{one}_last_mean", None),
+            (f"global test set{of}", f"global_{one}_mean", None),
+        ]
+    rows.append(("validation", f"validation_{first}", None))
+    rows += [(metric_word(one), f"{one}_mean", f"{one}_std") for one in others]
+    if others or first != "accuracy":
+        rows += [(f"{metric_word(one)} of all samples together", f"pooled_{one}", None) for one in (first, *others)]
     for label, key, deviation in rows:
         if summary.get(key) is not None:
-            table.add_row(label, _cell(summary, key, deviation), _cell(best, key, deviation) if best else "–")
+            label += ", %" if is_share(key) and not percents else ""
+            there = best is not None and key in best
+            table.add_row(label, _cell(summary, key, deviation), _cell(best, key, deviation) if there else "–")
     table.add_section()
     for label, value in _facts(summary):
         table.add_row(label, value, "")
@@ -80,12 +94,25 @@ def _warning(summary: Summary) -> str:
 
 
 def _cell(record: Summary, key: str, deviation: str | None) -> str:
-    cell = percent(record[key])
-    return f"{cell} ± {percent(record[deviation])}" if deviation else cell
+    spread = record[deviation] if deviation else None
+    return figure_text(key, record[key], spread)
+
+
+def figure_text(key: str, value: float | None, deviation: float | None = None) -> str:
+    """A figure as it is printed, with its deviation if there is one, both with as many decimals."""
+    if value is None or not np.isfinite(value):
+        return "–"
+    digits, factor = (1, 100) if is_share(key) else (decimals(value), 1)
+    return " ± ".join(f"{factor * one:.{digits}f}" for one in (value, deviation) if one is not None)
 
 
 def _facts(summary: Summary) -> list[tuple[str, str]]:
     facts = []
+    if idle := summary.get("never_took_part"):
+        first, *_ = metrics_of([summary])
+        unit = " %" if is_share(first) else ""
+        own, others = (figure_text(first, idle[key]) + unit for key in (f"{first}_mean", f"others_{first}_mean"))
+        facts.append(("clients that never took part", f"{idle['clients']}: {own}, others {others}"))
     if summary.get("groups") is not None:
         facts.append(("groups", str(summary["groups"])))
     if summary.get("ari") is not None:
@@ -120,7 +147,7 @@ class Comparison:
 def compared(
     summaries: Sequence[Summary], names: Sequence[str] | None = None, worlds: Sequence[Any] | None = None
 ) -> list[Comparison]:
-    """Methods with their figures over seeds, the most accurate first.
+    """Methods with their figures over seeds, the best by their first metric first.
 
     With `names`, one for each summary, runs of the same name are taken together instead of those of the same method.
     With `worlds`, also one for each, only runs of the same one can be compared (see `worlds_of`), by default those with
@@ -136,12 +163,37 @@ def compared(
         first = by_name.setdefault(name, {}).setdefault(summary["seed"], summary)
         left_out[name] += not same_outcome(first, summary)
         where.setdefault(name, world)
-    rows = []
+    rows, columns = [], _columns(metrics_of(summaries) or ["accuracy"])
     for name, seeds in by_name.items():
         runs = [{**run, "bytes": run["bytes_down"] + run["bytes_up"] + run["bytes_peer"]} for run in seeds.values()]
-        figures = {key: over_seeds([run.get(key) for run in runs]) for key in COLUMNS}
+        figures = {key: over_seeds([run.get(key) for run in runs]) for key in columns}
         rows.append(Comparison(name, len(runs), figures, where[name], left_out[name]))
-    return sorted(rows, key=lambda row: -(row.mean("accuracy_mean") or 0))
+    leading, sign = columns[0], 1 if is_lower_better(columns[0]) else -1
+    return sorted(rows, key=lambda row: (row.mean(leading) is None, sign * (row.mean(leading) or 0)))
+
+
+def _columns(metrics: Sequence[str]) -> list[str]:
+    """The keys of all columns: what there is of the first metric, the means of the others, and what is no score."""
+    scores = [key for key in COLUMNS if metric_in(key)]
+    (mean, tenth), views = scores[:2], scores[2:]
+    own = [key.replace("accuracy", name, 1) for name in metrics for key in views]
+    of_first = [key.replace("accuracy", metrics[0], 1) for key in (mean, tenth)]
+    others = [mean.replace("accuracy", name, 1) for name in metrics[1:]]
+    return [*of_first, *others, *own, *(key for key in COLUMNS if key not in scores)]
+
+
+def _headers(rows: Sequence[Comparison], keys: Sequence[str]) -> list[str]:
+    """What columns are called; those that are not of the first metric say of which."""
+    first = metric_in(next(iter(rows[0].figures), "")) if rows else ""
+    headers = []
+    for key in keys:
+        text, name = called_as(key, COLUMNS) or key, metric_in(key)
+        if name and not is_share(key):
+            text = text.removesuffix(" %")
+        if name != first and metric_word(name) not in text:
+            text = f"{text.removesuffix(' %')} {metric_word(name)}" + (" %" if is_share(key) else "")
+        headers.append(text)
+    return headers
 
 
 def same_outcome(one: Summary, other: Summary) -> bool:
@@ -175,17 +227,20 @@ _EXPENDABLE = (
 )
 """Columns that are left out, in this order, where the terminal is too narrow for all."""
 
+_BEFORE_OTHERS = 4
+"""After so many of them means of other metrics than the first are left out, the last one first."""
+
 
 def comparison_cells(rows: Sequence[Comparison], without: Collection[str] = ()) -> tuple[list[str], list[list[str]]]:
     """Header and cells of a comparison, as text."""
     columns = [key for key in _shown(rows) if key not in without]
     cells = [[row.name, *(_comparison_cell(row, key) for key in columns)] for row in rows]
-    return ["method", *(COLUMNS[key] for key in columns)], cells
+    return ["method", *_headers(rows, columns)], cells
 
 
 def _shown(rows: Sequence[Comparison]) -> list[str]:
     """The columns that at least one method has a figure for."""
-    return [key for key in COLUMNS if any(row.mean(key) is not None for row in rows)]
+    return [key for key in (rows[0].figures if rows else ()) if any(row.mean(key) is not None for row in rows)]
 
 
 def _comparison_cell(row: Comparison, key: str) -> str:
@@ -202,7 +257,7 @@ def _comparison_cell(row: Comparison, key: str) -> str:
         return f"{mean:.1f}".removesuffix(".0")
     if key == "ari":
         return f"{mean:.2f}" + (f" ± {deviation:.2f}" if row.seeds > 1 else "")
-    return percent(mean) + (f" ± {percent(deviation)}" if row.seeds > 1 else "")
+    return figure_text(key, mean, deviation if row.seeds > 1 else None)
 
 
 def comparison_table(rows: Sequence[Comparison], title: str, width: int | None = None) -> Table:
@@ -215,7 +270,7 @@ def comparison_table(rows: Sequence[Comparison], title: str, width: int | None =
     fitting = [layout for layout in layouts if width is None or _width(*layout[1:]) <= width]
     without, header, cells = (fitting or layouts[-1:])[0]
     table = ruled(title)
-    notes = [f"no room for: {', '.join(COLUMNS[key] for key in without)}"] if without else []
+    notes = [f"no room for: {', '.join(_headers(rows, without))}"] if without else []
     notes += [
         f"not shown: {row.left_out} run{'s' if row.left_out > 1 else ''} of {row.name} "
         f"with a seed that is here already, and with other results"
@@ -235,12 +290,21 @@ def comparison_table(rows: Sequence[Comparison], title: str, width: int | None =
 def _layouts(rows: Sequence[Comparison]) -> Iterator[tuple[list[str], list[str], list[list[str]]]]:
     """Columns that are left out, header and cells of a comparison: as it is, and in narrower and narrower forms."""
     yield [], *comparison_cells(rows)
-    expendable = [key for key in _EXPENDABLE if key in _shown(rows)]
+    expendable = _expendable(_shown(rows))
     for count in range(len(expendable) + 1):
         header, cells = comparison_cells(rows, expendable[:count])
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         broken = [wrap(name, width, break_long_words=False) for name, width in zip(header, widths, strict=True)]
         yield expendable[:count], ["\n".join(lines) for lines in broken], cells
+
+
+def _expendable(shown: Sequence[str]) -> list[str]:
+    """The columns that may be left out, in the order in which they are: all but the mean of the first metric."""
+    like = {key: key.replace(metric_in(key), "accuracy", 1) if metric_in(key) else key for key in shown}
+    others = [key for key in shown[1:] if like[key] == "accuracy_mean"]
+    ordered = [key for least in _EXPENDABLE for key in shown if like[key] == least]
+    place = sum(like[key] in _EXPENDABLE[:_BEFORE_OTHERS] for key in ordered)
+    return [*ordered[:place], *reversed(others), *ordered[place:]]
 
 
 def _width(header: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
@@ -250,14 +314,18 @@ def _width(header: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
 
 
 def best_cells(rows: Sequence[Comparison], without: Collection[str] = ()) -> list[list[bool]]:
-    """Which cells are the best of their column in their world, if others are in it, where more is better."""
+    """Which cells are the best of their column in their world, if others are in it, by what its metric calls better."""
     columns = [key for key in _shown(rows) if key not in without]
     return [[False, *(_is_best(row, key, rows) for key in columns)] for row in rows]
 
 
 def _is_best(row: Comparison, key: str, rows: Sequence[Comparison]) -> bool:
-    if not (key.startswith(("accuracy", "global")) or key == "ari"):
+    if not (metric_in(key) or key == "ari"):
         return False
     beside = [other for other in rows if other.world == row.world]
-    best = max((mean for other in beside if (mean := other.mean(key)) is not None), default=None)
-    return len(beside) > 1 and bool(best) and row.mean(key) == best
+    means = [mean for other in beside if (mean := other.mean(key)) is not None]
+    if len(beside) < 2 or not means:
+        return False
+    lower = is_lower_better(key)
+    best = min(means) if lower else max(means)
+    return (lower or bool(best)) and row.mean(key) == best

@@ -12,7 +12,7 @@ import numpy as np
 from coterie.methods import methods
 from coterie.report.figures.records import Gained, Runs, gains
 from coterie.report.figures.scores import gained_over
-from coterie.report.score import ACCURACY, Score
+from coterie.report.score import Score, first_score
 from coterie.report.tables import megabytes, worlds_of
 from coterie.runs.folder import StoredRun
 from coterie.studies.statistics import Ends
@@ -27,8 +27,12 @@ _FEW_SEEDS = 3
 """With fewer seeds than this the order of methods is called a matter of one draw."""
 
 
-def verdict(runs: Runs, score: Score = ACCURACY) -> list[str]:
-    """What runs come to: sentences of prose, the most important first. Runs in other worlds are told apart."""
+def verdict(runs: Runs, score: Score | None = None) -> list[str]:
+    """What runs come to: sentences of prose, the most important first. Runs in other worlds are told apart.
+
+    The score is by default that by which the runs are compared.
+    """
+    score = score or _score_of(runs)
     scored = {name: some for name, some in runs.items() if _scores(some, score)}
     numbers = worlds_of([some[0].settings for some in scored.values()])
     worlds: dict[int, dict[str, Sequence[StoredRun]]] = {}
@@ -41,8 +45,14 @@ def verdict(runs: Runs, score: Score = ACCURACY) -> list[str]:
     return [sentence for world in worlds.values() for sentence in _ahead(world, score)[:1]]
 
 
-def leader(runs: Runs, score: Score = ACCURACY) -> str:
+def _score_of(runs: Runs) -> Score:
+    """The score by which runs are compared."""
+    return first_score(run.summary for some in runs.values() for run in some if run.summary)
+
+
+def leader(runs: Runs, score: Score | None = None) -> str:
     """The name of the runs whose clients fare best on average; empty if no run has the score."""
+    score = score or _score_of(runs)
     means = {name: np.mean(values) for name, some in runs.items() if (values := _scores(some, score))}
     return max(means, key=lambda name: score.sign * means[name]) if means else ""
 

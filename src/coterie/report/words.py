@@ -7,6 +7,7 @@ _WORDS = tomllib.loads((resources.files("coterie.report") / "words.toml").read_t
 
 COLUMNS: dict[str, str] = _WORDS["columns"]
 FIGURES: dict[str, str] = _WORDS["figures"]
+METRICS: dict[str, str] = _WORDS["metrics"]
 FUNCTIONS: dict[str, str] = _WORDS["functions"]
 DIRECTIONS: dict[str, str] = _WORDS["directions"]
 KINDS: dict[str, str] = _WORDS["kinds"]

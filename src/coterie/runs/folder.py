@@ -29,6 +29,7 @@ from typing import Any
 
 import tomli_w
 
+from coterie.core.display import Records
 from coterie.core.errors import CoterieError, DataError, SettingsError
 from coterie.core.files import PART, lock_folder, write_whole
 from coterie.nets import codec
@@ -36,6 +37,7 @@ from coterie.nets.net import Net
 from coterie.runs.identity import differences
 from coterie.runs.settings import as_toml, check_format, read_table
 from coterie.server.fitting import Checkpoint, Record, Result
+from coterie.server.metrics import remember
 from coterie.server.served_models import ServedModels
 
 MODELS = "models.safetensors"
@@ -81,7 +83,9 @@ class StoredRun:
         check_format(settings)
         names = ("rounds", "clients", "groups", "insights", "origin")
         records = {name: read_lines(path / f"{name}.jsonl") for name in names}
-        return cls(path, settings, _read_summary(path / "summary.json"), **records)
+        summary = _read_summary(path / "summary.json")
+        remember(summary or {})
+        return cls(path, settings, summary, **records)
 
 
 class RunFolder:
@@ -301,7 +305,7 @@ def load_result(folder: str | Path) -> Result:
     if stored.summary is None:
         raise SettingsError(f"{folder}: this run is not finished; go on with `coterie run --resume --out {folder}`")
     models = models_in(stored) if (stored.path / MODELS).is_file() else None
-    records = (stored.rounds, stored.clients, stored.groups, stored.insights)
+    records = (Records(stored.rounds), Records(stored.clients), Records(stored.groups), Records(stored.insights))
     origin = next(reversed(stored.origin), {})
     return Result(
         stored.summary, *records, state=None, served=None, models=models, settings=stored.settings, origin=origin

@@ -19,7 +19,7 @@ from coterie.data.sources import sources
 from coterie.data.split import SplitRule
 from coterie.data.splits import split_rules
 from coterie.data.tables import is_table
-from coterie.data.tasks import TASKS
+from coterie.data.tasks import TASKS, task_named
 from coterie.methods import methods
 
 GENERAL = (
@@ -110,7 +110,7 @@ def table_of(
     """
     table = dict(base or {})
     import_modules(table)
-    given = _with_clients_of_tables(given, table)
+    given = _with_split(given, table)
     for part, name in {"data": given.get("data"), "split": given.get("split"), "method": method}.items():
         section = table[part] = section_of(table, part)
         if name is not None and section.get("name", DEFAULTS[part]) != name:
@@ -132,13 +132,23 @@ def table_of(
     return table, notes
 
 
-def _with_clients_of_tables(given: Mapping[str, Any], base: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The options, with the natural split if nobody names one and the data is a table that tells clients apart."""
+def _with_split(given: Mapping[str, Any], base: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options, with a split that suits the data if nobody names one and the usual one does not."""
     data = section_of(base, "data")
     name = given.get("data") or data.get("name", DEFAULTS["data"])
     client = given.get("client") or given.get("data.client") or data.get("client")
     named = given.get("split") or section_of(base, "split").get("name")
-    return given if named or not tells_clients(str(name), client) else {**given, "split": "natural"}
+    task = given.get("task") or given.get("data.task") or data.get("task")
+    suits = suitable_split(str(name), client, task)
+    return given if named or suits == DEFAULTS["split"] else {**given, "split": suits}
+
+
+def suitable_split(data: str, client: str | None, task: str | None) -> str:
+    """The split if nobody names one: by clients that the data tells apart, and without classes by no labels."""
+    if tells_clients(data, client) if data else client:
+        return "natural"
+    task = sources[data].task if data in sources else task
+    return str(DEFAULTS["split"]) if task is None or task_named(task).one_class else "iid"
 
 
 def tells_clients(data: str, client: str | None) -> bool:

@@ -17,11 +17,13 @@ from coterie.core.modules import homes_of
 from coterie.core.registry import Option, checked, options
 from coterie.data.dataset import Dataset
 from coterie.data.division import Division
+from coterie.data.hugging_face import is_hugging_face
 from coterie.data.loading import load
 from coterie.data.population import Population, populate
 from coterie.data.sources import sources
 from coterie.data.split import Split, SplitRule, split_rules
 from coterie.data.splits import by_samples
+from coterie.data.tables import is_frame
 from coterie.engines.simulation import Computing, Simulation
 from coterie.methods import methods
 from coterie.nets import nets
@@ -33,8 +35,8 @@ from coterie.runs.options import (
     owners,
     routed,
     section_of,
+    suitable_split,
     table_of,
-    tells_clients,
 )
 from coterie.server.federation import Federation
 from coterie.server.method import Method
@@ -290,7 +292,7 @@ def default_net(data: str, dataset: Dataset) -> str:
 
 
 def simulate(
-    dataset: str | Dataset = "digits",
+    dataset: Any = "digits",
     split: str | SplitRule | Split | Sequence[Any] | Mapping[str, Any] | None = None,
     net: str | Factory | None = None,
     *,
@@ -302,27 +304,35 @@ def simulate(
 ) -> Federation:
     """A simulated federation: a data set divided among clients, and a net for them to train.
 
-    Data set, split and net are names or objects. A split may also be the samples of each client, as a list of lists or
-    by the clients' names: `{"north": [0, 1], "south": [2, 3, 4]}`. Without one, a table that tells clients apart is
-    split by these, other data by `dirichlet`. A `loss` that replaces the task's own is a name or a function, too (see
-    `coterie.loss`). Other options are those of the split (`clients=50`, `alpha=0.1`), of the
-    data set (`data_dir`, `limit`), of the clients' data (`test="labels"`, see `Division`) and of the computation
-    (`device="cuda"`, see `Computing`).
+    Data set, split and net are names or objects; data may also be a path, or whatever `coterie.load` takes, such as a
+    data frame: `simulate(frame, target="outcome", client="hospital")`. A split may also be the samples of each client,
+    as a list of lists or by the clients' names: `{"north": [0, 1], "south": [2, 3, 4]}`. Without one, a table that
+    tells clients apart is split by these, data without classes by `iid`, other data by `dirichlet`. A `loss` that
+    replaces the task's own is a name or a function, too (see `coterie.loss`). Other options are those of the split
+    (`clients=50`, `alpha=0.1`), of the data set (`data_dir`, `limit`), of the clients' data (`test="labels"`, see
+    `Division`) and of the computation (`device="cuda"`, see `Computing`).
 
     >>> fed = coterie.simulate("digits", split="label-skew", classes=2, clients=5, net="mlp")
     >>> len(fed.names)
     5
     """
     seed, split_seed = checked("seed", seed, int), checked("split_seed", split_seed, int | None)
+    if isinstance(dataset, Path):
+        dataset = str(dataset)
+    own = isinstance(dataset, str) or is_frame(dataset) or is_hugging_face(dataset)
     if split is None:
-        told = isinstance(dataset, str) and tells_clients(dataset, given.get("client"))
-        table = isinstance(dataset, Dataset) and dataset.schema is not None and dataset.users is not None
-        split = "natural" if told or table else "dirichlet"
+        path = dataset if isinstance(dataset, str) else ""
+        task = dataset.task if isinstance(dataset, Dataset) else given.get("task")
+        split = suitable_split(path, given.get("client") if own else None, task)
+        if isinstance(dataset, Dataset) and dataset.schema is not None and dataset.users is not None:
+            split = "natural"
     names = {part: name for part, name in (("data", dataset), ("split", split)) if isinstance(name, str)}
+    if own:
+        names.setdefault("data", "")
     known = {part: found for part, found in owners(**names).items() if part != "scoring"}
     parts, _ = routed(given, known, apart=("dataset", *TOP[1:]))
     world_seed = seed if split_seed is None else split_seed
-    data = _loaded(dataset, parts["data"], world_seed) if isinstance(dataset, str) else dataset
+    data = _loaded(dataset, parts["data"], world_seed) if own else dataset
     if isinstance(split, str):
         rule: SplitRule | Split = split_rules.make(split, **parts["split"])
     else:
@@ -333,7 +343,7 @@ def simulate(
     engine = Simulation(population, net or default_net(names.get("data", ""), data), computing, loss=loss)
     # What objects were made of, a settings file cannot say: of these it has the name alone.
     world = World(
-        names.get("data", data.name),
+        names.get("data") or str(data.name),
         parts.get("data", {}),
         rule if isinstance(rule, SplitRule) else split_rules["given"](),
         engine.net.name,
@@ -344,7 +354,7 @@ def simulate(
     return Federation(engine, seed, arrivals, population.groups, world.table(), checksum)
 
 
-def _loaded(data: str, given: Mapping[str, Any], seed: int) -> Dataset:
+def _loaded(data: Any, given: Mapping[str, Any], seed: int) -> Dataset:
     more = dict(given)
     return load(data, more.pop("data_dir", None), seed=seed, **more)
 

@@ -15,6 +15,7 @@ from coterie.clients.clients import HOME, HOME_BLEND, HOME_PRIOR, HOME_WEIGHTS, 
 from coterie.clients.letters import Letters
 from coterie.clients.memory import Value, size_of
 from coterie.clients.programs import Program
+from coterie.core.display import html_table, span
 from coterie.core.errors import CoterieError, NoAnswerError
 from coterie.core.origin import origin
 from coterie.core.randomness import generator
@@ -223,6 +224,27 @@ class Federation:
         for client in self._arrivals:
             if not 0 <= client < len(engine.names):
                 raise CoterieError(f"arrivals: there is no client {client} (0 to {len(engine.names) - 1})")
+
+    def __repr__(self) -> str:
+        return f"Federation({self._told})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: each client with what it has."""
+        columns: dict[str, list[Any]] = {"client": [*self.names], "samples to train on": self.sizes.tolist()}
+        if self.true_groups is not None:
+            columns["true group"] = self.true_groups.tolist()
+        if self._arrivals:
+            columns["comes in round"] = [self._arrivals.get(client, 1) for client in range(len(self.names))]
+        return html_table(self._told, [*columns], zip(*columns.values(), strict=True))
+
+    @property
+    def _told(self) -> str:
+        """What it is, in a line."""
+        split = f"{self.world['split']['name']} split, " if self.world else ""
+        data = f"{self.preparation.data}, " if self.preparation else ""
+        who = f"{len(self.names):,} {'sites' if self.real else 'clients'}"
+        sizes = f" with {span(self.sizes.tolist())} samples to train on" if len(self.names) else ""
+        return f"{data}{split}{who}{sizes}; net {self.net.name}, {self.net.parameters.total:,} parameters"
 
     @property
     def net(self) -> Net:

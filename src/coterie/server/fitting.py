@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
+from coterie.core.display import Records, html_table
 from coterie.core.errors import CoterieError
 from coterie.core.links import linked
 from coterie.moves.agreement import agreement
 from coterie.nets.predictor import Predictor
 from coterie.server.federation import Federation
-from coterie.server.metrics import metric_named
+from coterie.server.metrics import facts_of, metric_named, shown
+from coterie.server.progress import ProgressBar, in_notebook
 from coterie.server.scoring import ClientScores, Scoring, known_groups, pooled_scores, score, spread
 from coterie.server.served_models import ServedModels
 from coterie.server.serving import Served
@@ -157,7 +159,11 @@ def _attended(observers: Sequence[Observer], beginning: Beginning) -> Iterator[N
         raise
 
 
-@dataclass(frozen=True)
+_WORLD = {"data": "", "split": " split", "net": ""}
+"""What a summary may say of where a method was run, and the word behind it."""
+
+
+@dataclass(frozen=True, repr=False)
 class Result:
     """What a run gave.
 
@@ -170,13 +176,13 @@ class Result:
 
     summary: Record
     """The figures of the last and of the best round, and what it cost."""
-    rounds: list[Record]
+    rounds: Records
     """One record per evaluated round."""
-    clients: list[Record]
-    """One record per client."""
-    groups: list[Record]
+    clients: Records
+    """One record per client; `result.clients.to_pandas()` is a data frame."""
+    groups: Records
     """Who was grouped with whom, each time that changed."""
-    insights: list[Record]
+    insights: Records
     """What the method found out, a record per evaluated round, if that was asked for."""
     state: Any
     """The method's last state."""
@@ -188,6 +194,27 @@ class Result:
     """Everything that decided the run, as a settings file has it."""
     origin: Record = field(default_factory=dict)
     """Which versions, device and data it is from."""
+
+    def __repr__(self) -> str:
+        name = next(iter(facts_of(self.summary)))
+        scores = (shown(name, self.summary.get(f"{name}_{end}")) for end in ("mean", "min", "max"))
+        return f"Result({self._course}: {name.replace('_', ' ')} {'{} of {} to {}'.format(*scores)} over clients)"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: each metric over the clients."""
+        ends = {"mean": "mean", "worst tenth": "worst_tenth", "least": "min", "most": "max"}
+        rows = [
+            [name.replace("_", " "), *(shown(name, self.summary.get(f"{name}_{end}")) for end in ends.values())]
+            for name in facts_of(self.summary)
+        ]
+        return html_table(self._course, ["over clients", *ends], rows)
+
+    @property
+    def _course(self) -> str:
+        """What was run, in words."""
+        world = [f"{self.summary[key]}{more}" for key, more in _WORLD.items() if self.summary.get(key)]
+        run = [f"{self.summary['clients']} clients", f"{self.summary['rounds']} rounds"]
+        return ", ".join([self.summary["method"], *world, *run])
 
     def model(self, client: str) -> Predictor:
         """What a client predicts with: a module that takes inputs as the data has them.
@@ -237,11 +264,13 @@ def fit(
     describe: Record | None = None,
     keep_models: bool = True,
     folder: "Path | None" = None,
+    progress: bool | None = None,
 ) -> Result:
     """Run a method on a federation from the beginning, or on from a checkpoint.
 
     With `keep_models` the result has the models that clients predict with at the end. Real sites have their own anyway.
-    `folder` tells observers where the run is written.
+    `folder` tells observers where the run is written. `progress` says whether a bar shows the rounds that are done; by
+    default one does in a notebook.
 
     Two fits with the same settings give the same numbers to the last bit, and so does one that was resumed; only keys
     that end in `seconds` differ.
@@ -252,6 +281,8 @@ def fit(
     [2]
     """
     scoring = scoring or Scoring()
+    if in_notebook() if progress is None else progress:
+        observers = [*observers, ProgressBar(method.rounds)]
     method.check(fed)
     scoring.check(fed)
     truth = fed.true_groups if true_groups is None else np.asarray(true_groups)
@@ -269,7 +300,7 @@ def fit(
         clients = [_client_record(fed, sizes, scores, row, truth) for row in range(len(scores.clients))]
         pooled = pooled_scores(fed, served, scoring, scores)
         summary = _summary(method, fed, now, scores, pooled, truth, _described(fed) if describe is None else describe)
-        records = (now.rounds, clients, now.groups, now.insights)
+        records = (Records(now.rounds), Records(clients), Records(now.groups), Records(now.insights))
         result = Result(summary, *records, now.state, served, models, settings, fed.origin)
         last = course.checkpoint()
         for observer in observers:
@@ -325,6 +356,15 @@ def _all_rounds(
         models = ServedModels.of(fed, served, scores.groups) if keep_models else None
         fed.restore(resume.federation)  # type: ignore[union-attr]  # scoring again must not count twice
     return scores, served, models
+
+
+def _never_trained(scores: ClientScores) -> Record:
+    """How many clients never took part, and how they and the others fare; nothing if all did."""
+    idle, (name, values) = scores.rounds == 0, next(iter(scores.values.items()))
+    if not idle.any():
+        return {}
+    told = {"clients": int(idle.sum()), f"{name}_mean": spread(values[idle])["mean"]}
+    return {**told, f"others_{name}_mean": spread(values[~idle])["mean"]}
 
 
 def _described(fed: Federation) -> Record:
@@ -454,9 +494,12 @@ def _summary(
     summary |= describe | size
     summary["metrics"] = {name: metric_named(name).facts for name in scores.values}
     summary |= last | {f"pooled_{name}": value for name, value in pooled.items()} | {"best_round": best}
+    if idle := _never_trained(scores):
+        summary["never_took_part"] = idle
+    there = scores.clients
     if truth is not None and scores.groups is not None:
-        there = scores.clients
-        summary |= agreement(scores.groups[there], truth[there])
+        if len({*truth[there].tolist()}) > 1:  # where all belong together there are no groups to find
+            summary |= agreement(scores.groups[there], truth[there])
         # Who never had more than one group has found nothing that could be stable.
         parted = any(len({*change["groups"]}) > 1 for change in now.groups)
         summary["stable_since"] = now.groups[-1]["round"] if parted else None

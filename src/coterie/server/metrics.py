@@ -25,6 +25,8 @@ _RESERVED = frozenset(
     | {"seconds", "steps", "test_samples", "true_group", "validation"}
 )
 """What a run's records call something else."""
+_BEFORE = re.compile(r"^(?:\w+\()*(?:best_round\.)?(?:global_|validation_|pooled_)?")
+"""What may stand before the name of a metric in a key, or in a statistic of one."""
 _BINS = 15
 """Bins of confidence in which the calibration error compares it with accuracy."""
 
@@ -71,6 +73,9 @@ class Metric:
 
 metrics: dict[str, Metric] = {}
 """All metrics by name."""
+
+_recorded: dict[str, Mapping[str, bool]] = {}
+"""What stored runs say of metrics whose module is not there: enough to show their figures, not to compute them."""
 
 
 def metric(
@@ -120,6 +125,23 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, dict[str, bool]]:
     return summary.get("metrics") or {"accuracy": metrics["accuracy"].facts}
 
 
+def remember(summary: Mapping[str, Any]) -> None:
+    """Take down what a stored run says of its metrics, as those of a user's module may be known from there alone."""
+    _recorded.update(facts_of(summary))
+
+
+def known_facts() -> dict[str, Mapping[str, bool]]:
+    """What tables and figures must know of all metrics that there are here or in runs that were read, by name."""
+    return {**_recorded, **{name: one.facts for name, one in metrics.items()}}
+
+
+def metric_in(key: str) -> str:
+    """The metric that a figure is of, such as `f1` of `best_round.f1_mean`; empty if it is of none."""
+    rest = _BEFORE.sub("", key)
+    fitting = (name for name in known_facts() if re.match(rf"{name}(?![a-z0-9])", rest))
+    return max(fitting, key=len, default="")
+
+
 def first_metric(record: Mapping[str, Any]) -> str:
     """The metric by which runs are compared, in the record of a round: its mean stands first."""
     return next(key for key in record if key.endswith("_mean")).removesuffix("_mean")
@@ -129,7 +151,7 @@ def shown(name: str, value: float | None) -> str:
     """A metric's value as people read it, with the unit behind it."""
     if value is None:
         return "–"
-    return f"{100 * value:.1f} %" if name not in metrics or metrics[name].share else f"{value:.4g}"
+    return f"{100 * value:.1f} %" if known_facts().get(name, {"share": True})["share"] else f"{value:.4g}"
 
 
 @metric("accuracy", higher=True, tasks=(*_CLASSES, *_LABELS), share=True, pooled="mean")

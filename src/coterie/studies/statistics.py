@@ -21,7 +21,7 @@ import numpy as np
 from coterie.core.errors import SettingsError, unknown
 from coterie.data.tasks import TASKS
 from coterie.runs.folder import StoredRun
-from coterie.server.metrics import metrics
+from coterie.server.metrics import known_facts
 from coterie.studies.measures import measures
 
 Peers = Mapping[str, StoredRun | None]
@@ -36,6 +36,7 @@ Weight = NewType("Weight", float)
 def round_keys() -> set[str]:
     """Figures of an evaluated round. `bytes` is all that was sent up, down and between clients."""
     spread = ("mean", "std", "min", "max", "worst_tenth")
+    metrics = known_facts()
     found = {f"{name}_{figure}" for name in metrics for figure in spread} | {f"validation_{name}" for name in metrics}
     for name in _of_tasks():
         found |= {f"{name}_{view}_mean" for view in ("adapted", "last")}
@@ -47,20 +48,20 @@ def round_keys() -> set[str]:
 def summary_keys() -> set[str]:
     """Figures of a whole run; besides, there are `ledger.DIRECTION.KIND` and what measures give."""
     found = round_keys() | {f"best_round.{key}" for key in (*round_keys(), "round")}
-    found |= {f"pooled_{name}" for name in metrics}
+    found |= {f"pooled_{name}" for name in known_facts()}
     return found | {"clients", "rounds", "seed", "parameters", "ari", "nmi", "purity", "placed_right", "stable_since"}
 
 
 def client_keys() -> set[str]:
     """Figures of a client."""
     found = {form.format(name) for name in _of_tasks() for form in ("{}_adapted", "{}_last", "global_{}")}
-    found |= {*metrics, "loss", "samples", "test_samples"}
+    found |= {*known_facts(), "loss", "samples", "test_samples"}
     return found | {"steps", "rounds_taken_part", "true_group", "group_found"}
 
 
 def _of_tasks() -> set[str]:
     """The metrics that tasks have if nobody names one, by which views and the global test set are judged."""
-    return {task.score for task in TASKS.values()} & metrics.keys()
+    return {task.score for task in TASKS.values()} & known_facts().keys()
 
 
 # Statistics of a run

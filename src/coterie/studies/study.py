@@ -23,6 +23,7 @@ from coterie.methods import methods
 from coterie.runs.identity import deciding, decisive
 from coterie.runs.options import GENERAL
 from coterie.runs.settings import Settings, World, as_toml, read_table
+from coterie.server.metrics import known_facts, metric_in
 from coterie.studies.measures import Measure, measures
 from coterie.studies.statistics import statistic
 
@@ -34,6 +35,9 @@ COLUMNS = (
     *("difference", "resolution", "mark", "p", "p_corrected", "p_wilcoxon", "notes", "runs"),
 )
 """What a CSV file of tables says of every number, besides the table and the axes. No axis can have such a name."""
+
+OF_PAPERS = ("published_mean", "published_std", "difference", "mark")
+"""The columns that compare a number with a published one."""
 
 
 @dataclass(frozen=True)
@@ -339,6 +343,7 @@ class Study:
         for label, text in table.values.items():
             with _inside(f"values.{label}"):
                 self._check_statistic(text)
+                _check_metric(table, text)
         if not 0 <= table.digits <= 9:
             raise SettingsError(f"digits={table.digits}: from 0 to 9")
         shown = (*table.rows, *table.columns)
@@ -465,6 +470,20 @@ def _made(kind: type, values: Mapping[str, Any], where: str) -> Any:
             raise SettingsError(f"{where}: {name} is missing")
     with _inside(where):
         return kind(**{name: _checked(name, value, known[name].type) for name, value in values.items()})
+
+
+def _check_metric(table: TableSpec, text: str) -> None:
+    """Refuse a table that says otherwise than a metric in it whether it is a share, and which side is better."""
+    name = metric_in(text)
+    plain = (f"{name}_mean", f"{name}_worst_tenth", f"global_{name}_mean", f"pooled_{name}")
+    if not name or text.removeprefix("best_round.") not in plain:
+        return
+    facts = known_facts()[name]
+    better = "higher" if facts["higher"] else "lower"
+    if table.better and table.better != better:
+        raise SettingsError(f"better={table.better}: of {name}, {better} is better")
+    if table.percent and not facts["share"]:
+        raise SettingsError(f"percent=true: {name} is no share; give it a table of its own, with percent = false")
 
 
 def _checked(name: str, value: Any, hint: Any) -> Any:

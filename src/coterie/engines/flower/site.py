@@ -22,7 +22,7 @@ from torch import Tensor
 from coterie.clients.clients import HOME, HOME_BLEND, HOME_PRIOR, HOME_WEIGHTS, CallContext
 from coterie.clients.guard import Limits
 from coterie.clients.letters import Letter, Letters, checked_content
-from coterie.clients.memory import Value
+from coterie.clients.memory import Value, size_of
 from coterie.clients.programs import Program, moments, program_named
 from coterie.clients.sealing import Identity, SealingError, Seals, read_peers
 from coterie.core.errors import CoterieError, ProgramError
@@ -87,6 +87,7 @@ class RemoteSite:
         self._rules, self._host, self._net = rules, host, host.net
         self._nets = {host.net.name: host.net}
         self._scaled = None if scaled is None else lru_cache(maxsize=1)(scaled)
+        self._introduced = False
         self._guard = SiteGuard(rules.limits, folder=rules.state / "given")
 
     @cached_property
@@ -120,6 +121,10 @@ class RemoteSite:
 
     def _hello(self, asked: Mapping[str, Any], shared: Any) -> dict[str, Any]:
         """Who this site is, and what must fit the task: all that a server learns before it calls a program."""
+        if not self._introduced:  # it is asked again and again
+            told = "its name, how many samples it trains on, labels, net and task"
+            log.info("told the server who this site is: %s", told)
+            self._introduced = True
         return {
             "name": self._rules.name,
             "samples": self._host.samples,
@@ -163,6 +168,8 @@ class RemoteSite:
             version = (at.number, at.phase)
             versions.write(version, memory)
             versions.keep_only([base, builds_on, version])
+        what = "scored" if program.scoring else "ran"
+        log.info("round %d: %s %s; sent %s", at.number, what, program.name, _left(outputs, sealed))
         return {"outputs": dict(outputs), "kept": bool(kept), "letters": sealed, "samples": self._host.samples}
 
     def _take_home(self, kept: dict[str, Value], host: Host) -> None:
@@ -288,3 +295,11 @@ def _check_inputs(program: Program, *given: Mapping[str, Any]) -> None:
     for name in (name for part in given for name in part):
         if name not in program.inputs:
             raise CoterieError(f"program {program.name} has no input {name!r}")
+
+
+def _left(outputs: Mapping[str, Value], letters: Sequence[Letter]) -> str:
+    """What leaves this site with an answer, in words: each output with its bytes, and to whom sealed letters go."""
+    parts = [f"{name} ({size_of(value):,} bytes)" for name, value in outputs.items()]
+    if letters:
+        parts.append(f"sealed letters to {', '.join(letter.receiver for letter in letters)}")
+    return f"{', '.join(parts) or 'no output'} and the number of samples"

@@ -172,7 +172,7 @@ def draw(spec: FigureSpec, results: Results) -> list[tuple[str, Figure]]:
                 figure = made.draw(_named(there, telling, axes.index("method")), title)
             drawn.append((title, figure))
         except NotRecordedError as error:
-            log.info("%s: not drawn (%s)", title, error)
+            log.warning("%s: not drawn (%s)", title, error)
     return drawn
 
 

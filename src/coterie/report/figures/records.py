@@ -135,9 +135,9 @@ def label_counts(run: StoredRun) -> tuple[np.ndarray, Sequence[str]]:
     table = {**run.settings, "method": {"name": "local"}, "arrivals": {}}
     try:
         population = Settings.from_table(table).world.population
+        return population.label_counts(), population.labels
     except CoterieError as error:
         raise NotRecordedError(f"{run.path}: its data is needed to show the split ({error})") from error
-    return population.label_counts(), population.labels
 
 
 # What each client gained

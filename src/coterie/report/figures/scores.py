@@ -24,10 +24,11 @@ from coterie.report.figures.records import (
     setting,
     value,
 )
-from coterie.report.score import ACCURACY, Score
+from coterie.report.score import ACCURACY, Score, first_score
 from coterie.report.tables import over_seeds
 from coterie.runs.folder import StoredRun
 from coterie.runs.identity import world_of
+from coterie.server.metrics import known_facts
 from coterie.studies.statistics import statistic
 
 Record = Mapping[str, Any]
@@ -160,22 +161,26 @@ class Spread(Plot):
     upright = False
 
     of: tuple[str, ...] = ("accuracy", "global_accuracy")
-    """Which scores: on clients' own test data (`accuracy`), on the global test set (`global_accuracy`), or both."""
+    """Which scores: on clients' own test data (`accuracy`, or another metric), on the global test set
+    (`global_accuracy`), or both of one metric."""
 
     def __post_init__(self) -> None:
         for one in self.of:
-            if one not in _SPREAD:
-                raise SettingsError(f"of={one!r}: {' or '.join(_SPREAD)}")
+            if one.removeprefix(_GLOBAL) not in known_facts():
+                metrics = ", ".join(known_facts())
+                raise SettingsError(f"of={one!r}: a metric, or {_GLOBAL}METRIC; metrics are {metrics}")
+        if len({one.removeprefix(_GLOBAL) for one in self.of}) != 1:
+            raise SettingsError(f"of={', '.join(self.of)}: scores by one metric; draw a figure for each")
 
     def content(self, runs: Runs) -> dict[str, dict[str, list[float]]]:
-        """The worst, the mean and the best in per cent, means over seeds, by name and score."""
+        """The least, the mean and the most, shares in per cent, means over seeds, by name and score."""
         found: dict[str, dict[str, list[float]]] = {}
         for name, some in runs.items():
             for one in self.of:
                 keys = [f"{one}_{end}" for end in ("min", "mean", "max")]
                 ends = [pair[0] for key in keys if (pair := over_seeds([value(run, key) for run in some]))]
                 if len(ends) == len(keys):
-                    found.setdefault(name, {})[one] = [100 * end for end in ends]
+                    found.setdefault(name, {})[one] = scaled(one, ends).tolist()
         if not found:
             raise NotRecordedError(f"spread: no run has figures of {' or '.join(self.of)} over clients")
         return found
@@ -195,8 +200,11 @@ class Spread(Plot):
                     axes.scatter(end, places, marker="|", s=80, color=colours)
                 axes.scatter(mean, places, s=36, marker=("o", "D")[number], color=colours, zorder=3)
                 if len(shown) > 1:
-                    axes.plot([], [], "oD"[number], color="#666666", label=_SPREAD[one])
-        axes.set(xlabel="accuracy from the worst client to the best, %")
+                    label = "global test set" if one.startswith(_GLOBAL) else "own test data"
+                    axes.plot([], [], "oD"[number], color="#666666", label=label)
+        score = Score(self.of[0].removeprefix(_GLOBAL))
+        ends = "from the worst client to the best" if score.sign > 0 else "from the best client to the worst"
+        axes.set(xlabel=f"{score.word} {ends}{score.unit}")
 
     def height(self, everywhere: Mapping[str, Sequence[Any]], small: bool) -> float:
         """By the number of rows, and of lines in each."""
@@ -211,7 +219,8 @@ class Spread(Plot):
         return [one for one in self.of if any(one in scores for parts in everywhere.values() for scores in parts)]
 
 
-_SPREAD = {"accuracy": "own test data", "global_accuracy": "global test set"}
+_GLOBAL = "global_"
+"""What the keys of scores on the global test set begin with."""
 
 
 def _height(everywhere: Mapping[str, Any], small: bool, each: float = 0.36) -> float:
@@ -227,7 +236,7 @@ def _rows(axes: Axes, names: Mapping[str, Any]) -> None:
 
 @kind("gain")
 class Gain(Kind):
-    """What each client gained over other methods, such as training alone, in points of accuracy."""
+    """What each client gained over other methods, such as training alone, by a score such as accuracy."""
 
     over: tuple[str, ...] = ("local", "fedavg")
     """The methods it is compared with, by name; those that are not among the runs are left out."""
@@ -418,28 +427,28 @@ def _scaled(client: Record, score: Score) -> float:
 
 
 def run_figure(result: Any) -> Figure:
-    """A run: accuracy over rounds, and every client's accuracy at the end."""
-    name, score = result.summary["method"], ACCURACY
+    """A run: its first metric over rounds, and every client's at the end."""
+    name, score = result.summary["method"], first_score([result.summary])
     figure, (curve, clients) = style.figure(11, 4, columns=2)
     with matplotlib.rc_context(style.STYLE):
-        Curves().curve(curve, name, [result.rounds], 0)
+        Curves(key=f"{score.key}_mean").curve(curve, name, [result.rounds], 0)
         rounds = [record["round"] for record in result.rounds]
         for key, dashes, label in (
-            ("accuracy_worst_tenth", ":", "worst tenth"),
-            ("global_accuracy_mean", "--", "global test"),
+            (f"{score.key}_worst_tenth", ":", "worst tenth"),
+            (f"global_{score.key}_mean", "--", "global test"),
         ):
             if any(record.get(key) is not None for record in result.rounds):
                 values = scaled(key, [record.get(key) for record in result.rounds])
                 curve.plot(rounds, values, dashes, color="#666666", label=label)
         style.whole_numbers(curve.xaxis)
-        curve.set(xlabel="round", ylabel="accuracy, %", title=f"{name}: accuracy over rounds")
+        curve.set(xlabel="round", ylabel=score.word + score.unit, title=f"{name}: {score.word} over rounds")
         curve.legend(loc="best")
         values = np.array([_scaled(client, score) for client in result.clients])
         if len(values) > MANY_CLIENTS:
             style.quantiles(clients, name, values, 0)
             below = style.SORTED
         else:
-            order = np.argsort(values)
+            order = np.argsort(score.sign * values)
             clients.bar(range(len(order)), values[order], color=style.PALETTE[0], width=0.85)
             style.name_clients(clients, [result.clients[client]["client"] for client in order], most=20)
             below = "client, worst first"

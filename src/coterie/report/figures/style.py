@@ -50,8 +50,11 @@ _NARROWEST = 12
 
 def save(figure: Figure, path: Path) -> None:
     """Write a figure to a file whose ending says the format: png, svg or pdf."""
+    told: dict[str, Any] = (
+        {"metadata": {"CreationDate": None}} if path.suffix == ".pdf" else {}
+    )  # the same figure is the same file
     with matplotlib.rc_context(STYLE), _any_letters():
-        figure.savefig(path, dpi=160)
+        figure.savefig(path, dpi=160, **told)
 
 
 def svg(figure: Figure) -> str:
