@@ -26,7 +26,6 @@ from coterie.core.errors import CoterieError, SettingsError
 from coterie.core.randomness import generator
 from coterie.data.moments import Moments
 from coterie.data.population import Pool, Shard
-from coterie.nets.layers import Pass
 from coterie.nets.net import Net
 from coterie.nets.stacks import Changes, Models, Stack
 from coterie.training.evaluation import EvaluationJob, predictions, rank_and_loss, rows_at_once
@@ -573,34 +572,6 @@ class Clients:
         found = torch.full((len(self), max(samples.sizes)), -1)
         found[samples.owner, samples.place] = self._pool.y[torch.from_numpy(samples.every).to(self._pool.device)].cpu()
         return found.to(self._pool.device)
-
-    def class_features(self, models: Models) -> tuple[Tensor, Tensor, Tensor]:
-        """What the last layer of a model [client] gets for the client's training samples, class by class.
-
-        That is the mean [client, class, feature], the variance as a sum over features [client, class], and whether the
-        client has the class at all [client, class]: where it has not, the others are 0.
-        """
-        self._check_stack(models)
-        found = [self._features_by_class(models[row], row) for row in range(len(self))]
-        means, spread = (torch.stack(values) for values in zip(*found, strict=True))
-        return means, spread, self.label_counts() > 0
-
-    def _features_by_class(self, model: Models, row: int) -> tuple[Tensor, Tensor]:
-        """The mean features [class, feature] of the client in this row under a single model, and their spread."""
-        x, y = self.samples(row)
-        blocks = []
-        with torch.no_grad():
-            for block in x.split(rows_at_once(self.net, 1)):
-                current = Pass()
-                self.net(model.parameters, model.buffers, (block,), current)
-                assert current.features is not None
-                blocks.append(current.features.flatten(1))
-        features = torch.cat(blocks).double()
-        own = torch.nn.functional.one_hot(y, self.net.classes).T.double()  # [class, sample]
-        count = own.sum(dim=1, keepdim=True).clamp(min=1)
-        means = own @ features / count
-        spread = (own @ (features - means[y]).square() / count).sum(dim=1)
-        return means, spread
 
     def label_counts(self, on: str = "train") -> Tensor:
         """How often each client has each label, [client, class]."""

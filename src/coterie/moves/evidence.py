@@ -217,7 +217,7 @@ def standardised(means: Any, spread: Any, known: Any) -> np.ndarray:
     """Clients' mean features of each class, in units of the class's own spread, [client, class, feature].
 
     `means` [client, class, feature], `spread` [client, class], the variance summed over features, and whether a client
-    has the class, `known` [client, class], are what `Clients.class_features` gives. A class's spread is its mean over
+    has the class, `known` [client, class], come from `Clients.class_means`. A class's spread is its mean over
     the clients that have it: so nobody need tell how often. Classes that a client has not, or that vary at no client,
     are NaN.
 

@@ -68,5 +68,7 @@ def describe_classes(clients: Clients, models: Models) -> Outputs:
     >>> fed.run(describe_classes, shared=fed.new_model()).known.shape
     torch.Size([3, 10])
     """
-    means, spread, known = clients.class_features(models)
+    means, squares = clients.class_means(models)
+    spread = (squares - means.square().sum(dim=2)).clamp(min=0)  # a mean of squares less a squared mean: the variance
+    known = clients.label_counts() > 0
     return {"means": means.to(clients.net.dtype), "spread": spread.to(clients.net.dtype), "known": known}
