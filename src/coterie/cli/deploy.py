@@ -34,6 +34,7 @@ Out = Annotated[Path | None, flag("Folder of the run; by default a new one below
 AsJson = Annotated[bool, flag("Print the summary as JSON, and nothing else.", name="--json")]
 MinSites = Annotated[int, _option("A round counts if at least so many sites answer.", converter=whole)]
 Timeout = Annotated[float, _option("Seconds that a site has for an answer.")]
+State = Annotated[Path, _option("Folder of the SuperLink's state, on this machine.")]
 Patience = Annotated[float, _option("Seconds that the run waits for missing sites before it stops.")]
 
 _ABOUT = """Run a method on real sites, over Flower: `coterie deploy local fedavg --sites 3` tries it on this machine.
@@ -153,15 +154,20 @@ def server(
     *,
     host: Annotated[str, _option("Address to listen on; 0.0.0.0 is every one of this machine.")] = "127.0.0.1",
     port: Annotated[int, _option("Port to listen on.", converter=whole)] = 8000,
-    state: Annotated[Path, _option("Folder of the SuperLink's state.")] = Path("superlink"),
+    state: State = Path("superlink"),
+    as_root: Annotated[bool, flag("Serve others than this machine although this is root.")] = False,
 ) -> None:
-    """Run Flower's SuperLink until it is stopped, with encryption and the sites' node keys registered."""
+    """Run Flower's SuperLink until it is stopped, with encryption and the sites' node keys registered.
+
+    Sites reach nothing but what sites need. Who may start runs is who can read the folder of the state, on this
+    machine.
+    """
     _require_flower()
     from coterie.deploy.processes import Processes, start_superlink
     from coterie.engines.flower.certs import ServerFiles
 
     with Processes() as processes:
-        process = start_superlink(processes, ServerFiles(folder), state, host, port)
+        process = start_superlink(processes, ServerFiles(folder), state, host, port, as_root)
         tell("listening on", f"{host}:{port}, log in {process.log}; stop with Ctrl-C")
         while not process.wait(3600):
             pass
@@ -197,8 +203,7 @@ def site(
 def run(
     app: Annotated[Path, Parameter(help="Folder of the app.")] = Path(),
     *,
-    certs: Annotated[Path, _option("The server's folder of the keys.")] = Path("certs/server"),
-    superlink: Annotated[str, _option("Address of the SuperLink, which runs on this machine.")] = "127.0.0.1:8000",
+    state: State = Path("superlink"),
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -209,7 +214,7 @@ def run(
 
     deployment = Deployment.read(app / "federation" / "settings.toml")
     # Whoever cannot be reached, or has no keys, must show before a folder is made.
-    with closing(Control(superlink, certs / "ca.pem")) as control:
+    with closing(Control(state)) as control:
         new = out is None or not out.exists()
         folder = _folder(out, f"{deployment.method.name}-{deployment.task.name}-sites")
         try:
@@ -217,7 +222,7 @@ def run(
             # The app as it is now: a run that goes on later must not find another one.
             ignored = shutil.ignore_patterns("runs", "certs", ".*", "site")
             shutil.copytree(app, folder / "deployment" / "app", ignore=ignored)
-            connection = {"certs": str(certs.absolute()), "superlink": superlink}
+            connection = {"state": str(state.absolute())}
             write_whole(folder / "deployment" / "connection.toml", tomli_w.dumps(connection))
             number = _start(control, folder)
         except CoterieError:  # nothing has been started
@@ -229,7 +234,7 @@ def run(
 def resume(
     out: Annotated[Path, Parameter(help="Folder of the run.")],
     *,
-    superlink: Annotated[str | None, _option("Address of the SuperLink, if it is another now.")] = None,
+    state: Annotated[Path | None, _option("Folder of the SuperLink's state, if it is another now.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was stopped, from its last finished round to the same result."""
@@ -244,7 +249,9 @@ def resume(
         raise SettingsError(f"{out}: not a run over real sites (it has no deployment/app)")
     if (folder / "connection.toml").is_file():
         known = read_table(folder / "connection.toml")
-        with closing(Control(superlink or known["superlink"], Path(known["certs"]) / "ca.pem")) as control:
+        if state is None and "state" not in known:
+            raise SettingsError(f"{out}: does not say where its SuperLink keeps its state; say --state FOLDER")
+        with closing(Control(state or Path(known["state"]))) as control:
             _follow(control, _start(control, out), out, as_json)
         return
     deployment = Deployment.read(folder / "app" / "federation" / "settings.toml")

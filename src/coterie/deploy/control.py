@@ -1,8 +1,13 @@
-"""What the owner of a SuperLink can do: admit nodes, start and watch runs."""
+"""What the owner of a SuperLink can do: admit nodes, start and watch runs.
+
+Who the owner is: whoever can read the folder of the SuperLink's state, where it says how it is reached from this
+machine and which token it asks for (`coterie.deploy.superlink`).
+"""
 
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,25 +20,51 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from flwr.supercore.protobuf.client import ProtobufCall, ProtobufClientInterceptor, ProtobufRequestContext
 
-from coterie.core.errors import CoterieError
+from coterie.core.errors import CoterieError, SettingsError
+from coterie.core.registry import checked
 from coterie.engines.flower.node import ServerAwayError, check_server
+from coterie.runs.settings import read_table
 
 log = logging.getLogger("coterie")
 
 
-class Control:
-    """A connection to a SuperLink's control interface."""
+CONTROL = "control.toml"
+"""The file in the folder of a SuperLink's state that says where it takes orders, and has the token that it asks for."""
 
-    def __init__(self, superlink: str, ca: Path) -> None:
-        """An error says if nobody answers there, or who answers has no certificate of this authority."""
+
+@dataclass(frozen=True)
+class ShowToken:
+    """Has every request show the token."""
+
+    token: str = field(repr=False)
+
+    def intercept(self, context: ProtobufRequestContext, call_next: ProtobufCall) -> httpx.Response:
+        """Add the token to a request."""
+        context.request.headers["authorization"] = f"Bearer {self.token}"
+        return call_next(context)
+
+
+class Control:
+    """A connection to the control interface of the SuperLink that keeps its state in a folder of this machine."""
+
+    def __init__(self, state: Path) -> None:
+        """An error says if no SuperLink runs there, or if who answers has no certificate of its authority."""
+        path = state / CONTROL
+        if not path.is_file():
+            raise SettingsError(
+                f"{path}: no such file; `coterie deploy server` writes it while it runs, and --state names its folder"
+            )
+        told = read_table(path)
+        self.superlink, ca, token = (checked(name, told.get(name), str) for name in ("superlink", "ca", "token"))
         try:
-            check_server(superlink, ca)
+            check_server(self.superlink, Path(ca))
         except ServerAwayError as error:
-            raise CoterieError(f"{error}; `coterie deploy server` starts it, and --superlink names another") from error
-        self.superlink = superlink
+            raise CoterieError(f"{error}; `coterie deploy server` starts it, and --state names its folder") from error
         version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-        self._client = ControlHttpClient.from_server_address(superlink, False, ca.read_bytes(), [version])
+        shown: list[ProtobufClientInterceptor] = [version, ShowToken(token)]
+        self._client = ControlHttpClient.from_server_address(self.superlink, False, Path(ca).read_bytes(), shown)
 
     def close(self) -> None:
         """End the connection."""

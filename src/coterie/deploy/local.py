@@ -130,6 +130,11 @@ class LocalFederation:
         return f"127.0.0.1:{self._port}"
 
     @property
+    def state(self) -> Path:
+        """The folder of the SuperLink's state."""
+        return self.folder / "superlink"
+
+    @property
     def files(self) -> ServerFiles:
         """The SuperLink's keys."""
         return ServerFiles(self.folder / "certs" / "server")
@@ -152,8 +157,7 @@ class LocalFederation:
 
     def start_superlink(self) -> None:
         """Start the SuperLink, with the state that it had when it ended."""
-        folder = self.folder / "superlink"
-        self.superlink_process = start_superlink(self.processes, self.files, folder, port=self._port)
+        self.superlink_process = start_superlink(self.processes, self.files, self.state, port=self._port)
 
     def start_site(self, name: str) -> Process:
         """Start the process of a site."""
@@ -165,7 +169,7 @@ class LocalFederation:
 
     def run(self, out: Path, watch: Callable[[Record], None]) -> StoredRun:
         """Run the app into a folder, or go on with the run in it."""
-        with closing(Control(self.superlink, self.files.ca)) as control:
+        with closing(Control(self.state)) as control:
             return follow(control, control.start(self.folder / "app", {"out": str(out.absolute())}), out, watch, self)
 
 
