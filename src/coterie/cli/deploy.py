@@ -192,6 +192,9 @@ def site(
     made = SiteSettings.read(settings)
     if made.ca is None or made.key is None:
         raise SettingsError(f"{settings}: ca and key are missing; `coterie deploy certs` makes both")
+    if made.method is None:
+        told = "say with [method] which one this site takes part in, as `coterie deploy init` writes it"
+        raise SettingsError(f"{settings}: any method with any settings would do; {told}")
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     log = logging.getLogger("coterie")
     log.setLevel(logging.INFO)

@@ -1,17 +1,24 @@
 """A real site as it answers the server: one client with its own data and its own installation.
 
 A server can say `hello`, ask for the `keys` of a round, and `call` a program by its name. What runs is what this
-installation has registered and the site's settings allow; net, data and label set are the site's own. Whatever else a
-message asks is refused.
+installation has registered and the site's settings allow; net, data and label set are the site's own. A site pins the
+method that it takes part in: then a program runs if that method's own code asks for it, with the settings that the
+method has at the site, and as often in a round as the method asks (`coterie.server.protocol`). Bounds on batches,
+steps, rounds, sizes and time hold besides (`coterie.clients.guard.Limits`). Whatever else a message asks is refused.
 """
 
+import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, lru_cache
-from math import isfinite
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +27,7 @@ import torch
 from torch import Tensor
 
 from coterie.clients.clients import HOME, HOME_PRIOR, HOME_WEIGHTS, CallContext
-from coterie.clients.guard import Limits
+from coterie.clients.guard import BoundError, Limits
 from coterie.clients.letters import Letter, Letters, checked_content
 from coterie.clients.memory import Value
 from coterie.clients.programs import Program, moments, program_named
@@ -29,12 +36,15 @@ from coterie.core.errors import CoterieError, ProgramError
 from coterie.data.population import Scales
 from coterie.engines.chunk import Host, run_chunk
 from coterie.engines.flower.guard import SiteGuard
+from coterie.engines.flower.leaving import Leaving
 from coterie.engines.flower.versions import Version, Versions
 from coterie.engines.torch_flags import applied
 from coterie.methods import methods
 from coterie.nets import codec
-from coterie.nets.stacks import Models
+from coterie.nets.stacks import Models, Stack
 from coterie.server.federation import Call
+from coterie.server.method import Method
+from coterie.server.protocol import calls_of, objection
 from coterie.server.served_models import ServedModels
 
 log = logging.getLogger("coterie")
@@ -44,6 +54,9 @@ SCALING = ("shift", "scale", "target_shift", "target_scale")
 
 PROTOCOL = 1
 """The version of the messages between server and sites."""
+
+_SCORINGS = 3
+"""How often a round is scored at most: as it is, and once more at the end of a run."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,8 @@ class Rules:
     """Folder for what the client keeps between rounds."""
     allow: tuple[str, ...]
     """Programs that the server may ask for, with `*` as a wildcard."""
+    method: Method | None = None
+    """The method that it takes part in; without one, any that `allow` has programs of, set as the server likes."""
     shift: tuple[float, ...] = ()
     """What is subtracted from inputs, per channel, if the settings say it."""
     scale: tuple[float, ...] = ()
@@ -76,6 +91,8 @@ class Rules:
     """The pinned public identities of all sites."""
     limits: Limits = field(default_factory=Limits)
     """Bounds on what this site does for others."""
+    leaving: Leaving = field(default_factory=Leaving)
+    """What is done to answers before they leave."""
 
 
 class RemoteSite:
@@ -88,6 +105,8 @@ class RemoteSite:
         self._nets = {host.net.name: host.net}
         self._scaled = None if scaled is None else lru_cache(maxsize=1)(scaled)
         self._guard = SiteGuard(rules.limits, folder=rules.state / "given")
+        self._method: Method | None = getattr(rules, "method", None)
+        self._calls = Counter() if self._method is None else calls_of(self._method)
 
     @cached_property
     def _seals(self) -> Seals:
@@ -101,6 +120,8 @@ class RemoteSite:
     def answer(self, request: Mapping[str, bytes]) -> bytes:
         """The answer to a message. A wrong one never ends the site: it refuses, and logs the reason."""
         try:
+            if (size := sum(map(len, request.values()))) > 1e6 * self._rules.limits.megabytes:
+                raise CoterieError(f"a message of {size} bytes: at most {self._rules.limits.megabytes} MB here")
             asked = codec.load(request["request"], self._nets)
             if not isinstance(asked, dict) or asked.get("format") != PROTOCOL:
                 raise CoterieError(f"not a message of format {PROTOCOL}")
@@ -109,8 +130,13 @@ class RemoteSite:
             if kind not in handlers:
                 raise CoterieError(f"asked for {kind!r}, which is none of {', '.join(handlers)}")
             shared = codec.load(request["shared"], self._nets) if "shared" in request else {}
-            return codec.dump(handlers[kind](asked, shared))
+            question = _digest_of(request)
+            with within(self._rules.limits.seconds):
+                return codec.dump(handlers[kind](asked, shared, question))
         except ProgramError as error:
+            if isinstance(error.__cause__, BoundError):
+                log.warning("refused: %s", error.__cause__)
+                return codec.dump({"refused": str(error.__cause__)})
             log.exception("a program failed")
             return codec.dump({"failed": str(error)})
         except (CoterieError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -118,7 +144,7 @@ class RemoteSite:
             log.warning("refused: %s", reason)
             return codec.dump({"refused": reason})
 
-    def _hello(self, asked: Mapping[str, Any], shared: Any) -> dict[str, Any]:
+    def _hello(self, asked: Mapping[str, Any], shared: Any, question: bytes) -> dict[str, Any]:
         """Who this site is, and what must fit the task: all that a server learns before it calls a program."""
         return {
             "name": self._rules.name,
@@ -135,27 +161,32 @@ class RemoteSite:
             **{name: list(getattr(self._rules, name)) or None for name in SCALING},
         }
 
-    def _keys(self, asked: Mapping[str, Any], shared: Any) -> dict[str, Any]:
+    def _keys(self, asked: Mapping[str, Any], shared: Any, question: bytes) -> dict[str, Any]:
         """This site's signed key, with which letters to it are sealed in a round."""
         return {"announcement": self._seals.announce(_text(asked["run"]), _whole(asked["round"]))}
 
-    def _call(self, asked: Mapping[str, Any], shared: Any) -> dict[str, Any]:
+    def _call(self, asked: Mapping[str, Any], shared: Any, question: bytes) -> dict[str, Any]:
         """Run a program: its outputs, whether the client keeps anything new, sealed letters, and how many samples."""
         program = self._allowed(_text(asked["program"]))
         run, at = _text(asked["run"]), _context(asked["at"])
         if at.scoring != program.scoring:
             raise CoterieError(f"program {program.name}: test data is for scoring programs, and only for them")
+        settings = dict(asked["settings"])
+        self._check_protocol(program, settings, at)
         host = self._host_for(program, asked.get("scales"))
         versions = Versions(self._rules.state / "memory", run)
         base, builds_on = _version(asked["base"]), _version(asked["builds_on"])
         memory = versions.read(builds_on, self._nets)
         letters = Letters(self._opened(asked["letters"], run, at))
-        each, settings = _values(asked["each"]), dict(asked["settings"])
+        each = _values(asked["each"])
         _check_inputs(program, each, _values(shared), settings)
+        self._check_sizes(each, _values(shared))
+        self._count(program, run, at, question)
         call = Call(program, np.array([0]), each, _values(shared), settings, at, letters)
         precision = self._rules.precision
         with nullcontext() if precision is None else applied(precision, self._net.device):
             outputs, kept, written = run_chunk(call, memory, host, self._guard)
+        outputs = self._leaving(program, outputs, call)
         sealed = self._sealed(written, asked["announcements"], run, at)
         self._take_home(kept, host)
         if kept:
@@ -199,6 +230,46 @@ class RemoteSite:
             raise CoterieError(f"program {name} gives what a client keeps to itself: it is for simulations only")
         return found
 
+    def _check_protocol(self, program: Program, settings: Mapping[str, Any], at: CallContext) -> None:
+        """Refuse a call that this site's method would not make."""
+        method = self._method
+        if method is None or program.scoring or (program is moments and self._scaled is not None):
+            return
+        if program not in self._calls:
+            raise CoterieError(f"program {program.name} is none of {method.name}, this site's method")
+        if at.number > method.rounds:
+            raise CoterieError(f"round {at.number}: this site's method has {method.rounds} rounds")
+        if at.prior != method.local.own_prior:
+            raise CoterieError(f"a smoothing of priors of {at.prior}: this site's method has {method.local.own_prior}")
+        if reason := objection(method, program, settings, at.number):
+            raise CoterieError(f"program {program.name} of {method.name}: {reason}")
+
+    def _check_sizes(self, *given: Mapping[str, Value]) -> None:
+        """Refuse more models than this site takes."""
+        most = self._rules.limits.models
+        for name, value in (pair for part in given for pair in part.items()):
+            if isinstance(value, Models) and prod(value.shape) > most:
+                raise CoterieError(f"{name}: {prod(value.shape)} models, at most {most} here (limits.models)")
+
+    def _count(self, program: Program, run: str, at: CallContext, question: bytes) -> None:
+        """Note what is asked, and refuse what is asked too often."""
+        if not program.scoring:
+            self._guard.count_round(run, at.number)
+        if self._rules.leaving.noise:  # many answers to one question would tell what is below the noise
+            question += os.urandom(16)
+        if self._method is not None:
+            self._guard.count_call(run, at.number, program.name, question, self._calls.get(program, _SCORINGS))
+
+    def _leaving(self, program: Program, outputs: Mapping[str, Value], call: Call) -> dict[str, Value]:
+        """What leaves of the outputs of a program, as this site's settings want it."""
+        leaving = self._rules.leaving
+        if not leaving.clip or program.scoring:
+            return dict(outputs)
+        if program.letters:
+            raise CoterieError(f"program {program.name} writes letters, which this site cannot clip (leaving.clip)")
+        shared = [value.expand(1, *([] if isinstance(value, Stack) else value.shape)) for value in call.shared.values()]
+        return leaving.treated(outputs, [*call.each.values(), *shared])
+
     def _opened(self, letters: Sequence[Any], run: str, at: CallContext) -> list[Letter]:
         """The letters that can be read and trusted. Others are left out, and the call goes on without them."""
         opened: list[Letter] = []
@@ -240,6 +311,33 @@ class RemoteSite:
                 continue
             sealed.append(replace(letter, content=content))
         return sealed
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Refuse what takes longer. It can be cut short in the main thread alone, where a site answers."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def end(*told: Any) -> None:
+        raise BoundError(f"an answer takes longer than {seconds:g} s (limits.seconds)")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _digest_of(request: Mapping[str, bytes]) -> bytes:
+    """A digest of all parts of a message."""
+    whole = hashlib.sha256()
+    for name, part in sorted(request.items()):
+        whole.update(hashlib.sha256(name.encode()).digest() + hashlib.sha256(part).digest())
+    return whole.digest()
 
 
 def _text(value: Any) -> str:
