@@ -1,5 +1,6 @@
 """A hostile server and its questions: what a site answers to programs that it allows."""
 
+import json
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -12,9 +13,11 @@ import coterie
 from coterie import programs
 from coterie.clients.clients import CallContext, new_models
 from coterie.clients.guard import Limits
+from coterie.clients.sealing import Identity, write_peers
 from coterie.core.errors import CoterieError, SettingsError
 from coterie.data.population import Pool
 from coterie.deploy.site import SiteSettings
+from coterie.engines.flower.audit import Trail
 from coterie.engines.flower.guard import SiteGuard
 from coterie.engines.flower.leaving import Leaving
 from coterie.engines.flower.site import PROTOCOL, RemoteSite, Rules, within
@@ -332,3 +335,44 @@ def test_bad_settings_are_named(tmp_path, more, message):
 def test_without_a_method_no_site_begins(call, refused, tmp_path):
     path = written(tmp_path / "site", 'ca = "ca.pem"\nkey = "node.key"\n')
     refused(f"deploy site {path}", r"any method with any settings would do; say with \[method\]")
+
+
+def test_the_keys_of_a_run_are_gone_when_it_has_ended(attack, tmp_path):
+    identity = Identity.create()
+    identity.write(tmp_path / "identity.pem")
+    write_peers(tmp_path / "peers.toml", {"a": identity.public})
+    site = attack(identity=tmp_path / "identity.pem", peers=tmp_path / "peers.toml")
+    before = [site.site._seals.announce(run, 1) for run in ("run", "another")]
+    served = {"models": site.start}
+    assert "outputs" in site.ask(score_client, served, scoring=True)
+    assert site.site._seals.announce("run", 1) == before[0]
+    assert "outputs" in site.ask(score_client, served, scoring=True, take_home=True)
+    assert site.site._seals.announce("run", 1) != before[0]
+    assert site.site._seals.announce("another", 1) == before[1]
+
+
+# What is written down
+
+
+def test_all_that_is_asked_and_all_that_leaves_is_in_the_audit_log(attack, tmp_path):
+    site = attack(coterie.FedAvg(), audit=tmp_path / "audit.jsonl")
+    local = coterie.FedAvg().local
+    assert "outputs" in site.ask(programs.train, {"start": site.start}, local=local)
+    assert "refused" in site.ask(programs.train, {"start": site.start}, local=replace(local, rate=9.0))
+    site.ask("nothing\n{}", {})
+    site.site.answer({"request": b"no message"})
+    entries = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [entry["outcome"] for entry in entries] == ["answered", "refused", "refused", "refused"]
+    first = entries[0]
+    assert (first["what"], first["program"], first["run"], first["round"]) == ("call", programs.train.name, "run", "1")
+    assert first["left"] == {"model": 8 * site.net.parameters.total}
+    assert "rate=9.0" in entries[1]["settings"]
+    assert "rate=9.0, where" in entries[1]["reason"]
+    assert Trail(tmp_path / "audit.jsonl").check().entries == 4
+
+
+def test_nothing_leaves_that_cannot_be_written_down(attack, tmp_path):
+    site = attack(audit=tmp_path / "audit.jsonl")
+    (tmp_path / "audit.jsonl").mkdir()
+    answer = site.ask(programs.train, {"start": site.start}, local=LocalTraining())
+    assert answer == {"refused": "this site's audit log cannot be written"}

@@ -21,6 +21,7 @@ from coterie.cli.run import RUNS, place_of, settings_of, short, stoppable
 from coterie.core.errors import CoterieError, SettingsError
 from coterie.core.fields import at_least, check_range
 from coterie.core.files import write_whole
+from coterie.core.logs import OneLineFormatter
 
 if TYPE_CHECKING:
     from coterie.deploy.control import Control
@@ -54,7 +55,7 @@ def add_deploy(app: App, arguments: Sequence[str] | None, group: Group, sort_key
     folder = argument("folder", Path, help="Folder of the app, which must not exist or be empty.", **said)
     shown = of_methods(behind("init", arguments or ()), _init, slice(1, 2))
     deploy.command(command(_init, shown, [folder, method]), name="init")
-    for function in (certs, server, site, run, resume):
+    for function in (certs, server, site, run, resume, audit):
         deploy.command(function)
     app.command(deploy)
 
@@ -195,7 +196,9 @@ def site(
     if made.method is None:
         told = "say with [method] which one this site takes part in, as `coterie deploy init` writes it"
         raise SettingsError(f"{settings}: any method with any settings would do; {told}")
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLineFormatter())
+    logging.basicConfig(handlers=[handler])
     log = logging.getLogger("coterie")
     log.setLevel(logging.INFO)
     address = superlink or made.superlink
@@ -261,6 +264,31 @@ def resume(
     with _resumable(out), following(quiet=as_json) as follower, LocalFederation(folder) as federation:
         stored = federation.run(out, _watch(follower, deployment))
     _present(stored, as_json)
+
+
+def audit(
+    settings: Annotated[Path, Parameter(help="The site's settings, `site.toml`, or an audit log itself.")],
+    *,
+    head: Annotated[str | None, _option("A digest that was noted earlier: the log must still begin with it.")] = None,
+    last: Annotated[int, _option("How many of the last entries to show.", converter=whole)] = 10,
+) -> None:
+    """Check a site's audit log: who asked for what and what left, entry by entry, unaltered since it was written.
+
+    Note the digest that it prints somewhere else: with `--head` you can tell later that nothing before it is missing.
+    """
+    _require_flower()
+    from coterie.deploy.site import SiteSettings
+    from coterie.engines.flower.audit import Trail
+
+    path = settings if settings.suffix == ".jsonl" else SiteSettings.read(settings).audit
+    found = Trail(path).check()
+    if head is not None and head not in found.digests:
+        raise CoterieError(f"{path}: has no entry with the digest {head}: entries are missing, or were replaced")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number in range(max(len(lines) - last, 0), len(lines)):
+        tell(f"line {number + 1}:", lines[number])
+    tell("entries:", str(found.entries))
+    tell("digest of the last:", found.head)
 
 
 def _folder(out: Path | None, name: str) -> Path:

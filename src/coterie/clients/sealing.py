@@ -16,7 +16,8 @@ What it cannot do: read a letter, alter one, write one in a site's name, or deli
 sender or subject, in another run or round, to a call that is not later in the round than the one that wrote it, to two
 calls, or twice to one. Once both sites have announced another round, letters of this one can no longer be read by
 anybody, not even by who gets hold of the sites' disks: the keys are deleted (from the file; a snapshot of the disk may
-still have them). The key of a run's last round goes when four newer runs have come.
+still have them). The key of a run's last round goes when the run has ended and each site has its model, or when four
+newer runs have come.
 
 What is not protected: the relay can drop and delay letters. As the server it also decides which calls are made: it can
 have a call repeated and deliver what was written the first time, the second time, or both, so a program that adds
@@ -199,6 +200,12 @@ class Seals:
                 )
                 store.execute("DELETE FROM opened WHERE run NOT IN (SELECT run FROM keys)")
         return self._announcement(found[1], (run, round))
+
+    def forget(self, run: str) -> None:
+        """Delete the key of a run that has ended: from then on nobody can open any letter of it."""
+        with self._store() as store:
+            for table in ("keys", "opened"):
+                store.execute(f"DELETE FROM {table} WHERE run = ?", (_encoded(run),))
 
     def seal(
         self,

@@ -140,6 +140,11 @@ class SiteSettings:
     leaving: Leaving = field(default_factory=Leaving)
     """What is done to the site's answers before they leave: clipping and noise."""
 
+    @property
+    def audit(self) -> Path:
+        """The file that says what the site was asked and what left it."""
+        return self.state / "audit.jsonl"
+
     @classmethod
     def read(cls, path: Path) -> "SiteSettings":
         """The settings in a file; paths in it are relative to the file's folder."""
@@ -221,6 +226,7 @@ class SiteSettings:
             model=self.model or self.state.parent / MODEL,
             limits=self.limits,
             method=self.method,
+            audit=self.audit,
             leaving=self.leaving,
         )
         return RemoteSite(rules, host(population), None if self.schema is None else host_with)

@@ -35,6 +35,7 @@ from coterie.clients.sealing import Identity, SealingError, Seals, read_peers
 from coterie.core.errors import CoterieError, ProgramError
 from coterie.data.population import Scales
 from coterie.engines.chunk import Host, run_chunk
+from coterie.engines.flower.audit import Trail
 from coterie.engines.flower.guard import SiteGuard
 from coterie.engines.flower.leaving import Leaving
 from coterie.engines.flower.versions import Version, Versions
@@ -54,6 +55,9 @@ SCALING = ("shift", "scale", "target_shift", "target_scale")
 
 PROTOCOL = 1
 """The version of the messages between server and sites."""
+
+_WORDS, _LISTED = 500, 200
+"""How many characters of what a server says, and how many letters, an entry of the audit log has."""
 
 _SCORINGS = 3
 """How often a round is scored at most: as it is, and once more at the end of a run."""
@@ -93,6 +97,8 @@ class Rules:
     """Bounds on what this site does for others."""
     leaving: Leaving = field(default_factory=Leaving)
     """What is done to answers before they leave."""
+    audit: Path | None = None
+    """The file that says what the site was asked and what left it."""
 
 
 class RemoteSite:
@@ -105,7 +111,8 @@ class RemoteSite:
         self._nets = {host.net.name: host.net}
         self._scaled = None if scaled is None else lru_cache(maxsize=1)(scaled)
         self._guard = SiteGuard(rules.limits, folder=rules.state / "given")
-        self._method: Method | None = getattr(rules, "method", None)
+        self._method = rules.method
+        self._trail = None if rules.audit is None else Trail(rules.audit)
         self._calls = Counter() if self._method is None else calls_of(self._method)
 
     @cached_property
@@ -118,7 +125,23 @@ class RemoteSite:
         return Seals(rules.name, identity, peers, rules.state / "letters")
 
     def answer(self, request: Mapping[str, bytes]) -> bytes:
-        """The answer to a message. A wrong one never ends the site: it refuses, and logs the reason."""
+        """The answer to a message. A wrong one never ends the site: it refuses, and logs the reason.
+
+        What was asked and what leaves is in the audit log, if there is one, before the answer leaves.
+        """
+        about: dict[str, Any] = {"what": "nothing that can be read", "question": _digest_of(request).hex()}
+        answer = self._answered(request, about)
+        if self._trail is None:
+            return answer
+        try:
+            self._trail.note(**about, answer=hashlib.sha256(answer).hexdigest(), bytes=len(answer))
+        except CoterieError as error:
+            log.error("refused: %s", error)
+            return codec.dump({"refused": "this site's audit log cannot be written"})
+        return answer
+
+    def _answered(self, request: Mapping[str, bytes], about: dict[str, Any]) -> bytes:
+        """The answer to a message; what the audit log says about both is added to `about`."""
         try:
             if (size := sum(map(len, request.values()))) > 1e6 * self._rules.limits.megabytes:
                 raise CoterieError(f"a message of {size} bytes: at most {self._rules.limits.megabytes} MB here")
@@ -127,22 +150,30 @@ class RemoteSite:
                 raise CoterieError(f"not a message of format {PROTOCOL}")
             handlers = {"hello": self._hello, "keys": self._keys, "call": self._call}
             kind = asked.get("ask")
+            about |= _described(asked)
             if kind not in handlers:
                 raise CoterieError(f"asked for {kind!r}, which is none of {', '.join(handlers)}")
             shared = codec.load(request["shared"], self._nets) if "shared" in request else {}
-            question = _digest_of(request)
             with within(self._rules.limits.seconds):
-                return codec.dump(handlers[kind](asked, shared, question))
+                answer = handlers[kind](asked, shared, _digest_of(request))
+            about |= {"outcome": "answered", **_left(answer)}
+            return codec.dump(answer)
         except ProgramError as error:
             if isinstance(error.__cause__, BoundError):
-                log.warning("refused: %s", error.__cause__)
-                return codec.dump({"refused": str(error.__cause__)})
+                return self._refuse(str(error.__cause__), about)
             log.exception("a program failed")
+            about |= {"outcome": "failed", "reason": _short(error)}
             return codec.dump({"failed": str(error)})
         except (CoterieError, KeyError, TypeError, ValueError, AttributeError) as error:
             reason = str(error) if isinstance(error, CoterieError) else f"malformed message ({error!r})"
-            log.warning("refused: %s", reason)
-            return codec.dump({"refused": reason})
+            return self._refuse(reason, about)
+
+    @staticmethod
+    def _refuse(reason: str, about: dict[str, Any]) -> bytes:
+        """An answer that refuses, for this reason."""
+        log.warning("refused: %s", reason)
+        about |= {"outcome": "refused", "reason": _short(reason)}
+        return codec.dump({"refused": reason})
 
     def _hello(self, asked: Mapping[str, Any], shared: Any, question: bytes) -> dict[str, Any]:
         """Who this site is, and what must fit the task: all that a server learns before it calls a program."""
@@ -188,7 +219,10 @@ class RemoteSite:
             outputs, kept, written = run_chunk(call, memory, host, self._guard)
         outputs = self._leaving(program, outputs, call)
         sealed = self._sealed(written, asked["announcements"], run, at)
+        ended = HOME in kept
         self._take_home(kept, host)
+        if ended and program.scoring and self._rules.identity is not None:  # what the run's letters need is over, too
+            self._seals.forget(run)
         if kept:
             memory.update(torch.tensor([0]), {name: value.to("cpu") for name, value in kept.items()})
             version = (at.number, at.phase)
@@ -338,6 +372,37 @@ def _digest_of(request: Mapping[str, bytes]) -> bytes:
     for name, part in sorted(request.items()):
         whole.update(hashlib.sha256(name.encode()).digest() + hashlib.sha256(part).digest())
     return whole.digest()
+
+
+def _short(told: object) -> str:
+    """What somebody says, as an audit log has it: not at any length."""
+    text = str(told)
+    return text if len(text) <= _WORDS else text[:_WORDS] + " ..."
+
+
+def _described(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What a message asks, as an audit log has it."""
+    about = {"what": _short(asked.get("ask"))}
+    about |= {name: _short(asked[name]) for name in ("run", "round", "program") if name in asked}
+    at = asked.get("at")
+    if isinstance(at, dict):
+        about |= {"round": _short(at.get("number")), "call": _short(at.get("phase"))}
+    if isinstance(asked.get("settings"), dict):
+        about["settings"] = _short({str(name): str(value) for name, value in asked["settings"].items()})
+    return about
+
+
+def _left(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """What leaves in an answer, as an audit log has it: bytes by name, and letters by receiver."""
+    if not isinstance(answer.get("outputs"), dict):
+        return {"left": _short(", ".join(answer))}
+    left = {name: sum(one.nbytes for one in _tensors(value)) for name, value in answer["outputs"].items()}
+    letters = Counter((letter.receiver, letter.subject) for letter in answer["letters"])
+    return {"left": left, "letters": [[*about, count] for about, count in sorted(letters.items())][:_LISTED]}
+
+
+def _tensors(value: Value) -> tuple[Tensor, ...]:
+    return tuple(value.tensors) if isinstance(value, Stack) else (value,)
 
 
 def _text(value: Any) -> str:
