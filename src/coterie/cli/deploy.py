@@ -38,10 +38,14 @@ Timeout = Annotated[float, _option("Seconds that a site has for an answer.")]
 State = Annotated[Path, _option("Folder of the SuperLink's state, on this machine.")]
 Patience = Annotated[float, _option("Seconds that the run waits for missing sites before it stops.")]
 
+_LOOK = 5.0
+"""Seconds between two looks at the keys of the nodes that are to be admitted."""
+
 _ABOUT = """Run a method on real sites, over Flower: `coterie deploy local fedavg --sites 3` tries it on this machine.
 
-For a real federation: `init` writes an app, `certs` the keys; `server` and `run` go on the server's machine, `site` at
-each site. What a server can make a site do is decided at the site, by its own settings and its own installation.
+For a real federation: `init` writes an app, `certs` the server's keys, `key` those of a site, which `sign` admits;
+`server` and `run` go on the server's machine, `site` at each site. What a server can make a site do is decided at the
+site, by its own settings and its own installation.
 """
 
 
@@ -55,7 +59,7 @@ def add_deploy(app: App, arguments: Sequence[str] | None, group: Group, sort_key
     folder = argument("folder", Path, help="Folder of the app, which must not exist or be empty.", **said)
     shown = of_methods(behind("init", arguments or ()), _init, slice(1, 2))
     deploy.command(command(_init, shown, [folder, method]), name="init")
-    for function in (certs, server, site, run, resume, audit):
+    for function in (certs, key, sign, revoke, server, site, run, resume, audit):
         deploy.command(function)
     app.command(deploy)
 
@@ -129,25 +133,84 @@ def _init(given: dict[str, Any], folder: Path, method: str = "fedavg") -> None:
 def certs(
     folder: Annotated[Path, Parameter(help="Folder of the keys; what is there is kept.")],
     *,
-    sites: Annotated[str, _option("Names of the sites, with commas between.")],
+    sites: Annotated[
+        str | None, _option("Sites whose keys are made here, with commas between; others make their own (`key`).")
+    ] = None,
     hosts: Annotated[
         str | None, _option("Names and addresses at which sites reach the server, with commas between.")
     ] = None,
     days: Annotated[int, _option("How long the server's certificate is valid.", converter=whole)] = 365,
 ) -> None:
-    """Make an authority, the server's certificate, node keys and identities for letters; or add sites to them."""
+    """Make an authority and the server's certificate; with `--sites` also keys for these sites, to try things out.
+
+    In a real federation each site makes its keys itself (`coterie deploy key`), and the leader signs them (`sign`).
+    """
     _require_flower()
     from coterie.engines.flower.certs import LOCAL, make_certificates
 
-    names = [name.strip() for name in sites.split(",")]
+    names = None if sites is None else [name.strip() for name in sites.split(",")]
     # The server's own machine reaches it too, to register nodes and to start runs.
     known = None if hosts is None else [*(host.strip() for host in hosts.split(",")), *LOCAL]
     made = make_certificates(folder, names, known, days)
     tell("for the server:", made.server.folder)
     for name in made.added:
         tell(f"for {name}:", made.sites[name].folder)
-    if made.outdated:
-        tell("give these sites their new peers.toml:", ", ".join(made.outdated))
+    _told_who_is_outdated(made.outdated)
+
+
+def key(
+    name: Annotated[str, Parameter(help="What the site is called.")],
+    *,
+    to: Annotated[Path | None, _option("Folder of the keys; by default one of the site's name.")] = None,
+    previous: Annotated[
+        Path | None, _option("The private identity that the new keys replace, `identity.pem`, to prove who asks.")
+    ] = None,
+) -> None:
+    """Make a site's keys, at the site, which they never leave; the leader signs the request that is written there."""
+    _require_flower()
+    from coterie.engines.flower.certs import make_keys
+
+    folder = to or Path(name)
+    made = make_keys(folder, name, previous)
+    tell("send to the leader:", folder / "request.toml")
+    tell("and compare with them, by telephone say:", made.fingerprint)
+
+
+def sign(
+    folder: Annotated[Path, Parameter(help="The leader's folder, as `certs` has made it.")],
+    request: Annotated[Path, Parameter(help="The request of a site, `request.toml`.")],
+    *,
+    replace: Annotated[bool, flag("Let the keys replace others of that name, although these have not signed.")] = False,
+) -> None:
+    """Admit a site with the keys that it has made itself, or let its new keys replace its old ones."""
+    _require_flower()
+    from coterie.engines.flower.certs import Request, sign_request
+
+    asked = Request.read(request)
+    made = sign_request(folder, asked, replace)
+    tell("compare with the site before you hand anything out:", asked.fingerprint)
+    tell(f"for {asked.name}, beside its own keys:", made.sites[asked.name].folder)
+    _told_who_is_outdated(made.outdated)
+    tell("for the server:", made.server.node(asked.name))
+
+
+def revoke(
+    folder: Annotated[Path, Parameter(help="The leader's folder, as `certs` has made it.")],
+    name: Annotated[str, Parameter(help="The site that no longer belongs.")],
+) -> None:
+    """Take a site off the list: the server no longer lets it in, and other sites no longer take its letters."""
+    _require_flower()
+    from coterie.engines.flower.certs import revoke as revoked
+
+    made = revoked(folder, name)
+    tell("remove from the server:", made.server.node(name))
+    _told_who_is_outdated(made.outdated)
+
+
+def _told_who_is_outdated(names: Sequence[str]) -> None:
+    """Tell which sites need a new list of peers."""
+    if names:
+        tell("give these sites their new peers.toml:", ", ".join(names))
 
 
 def server(
@@ -164,15 +227,27 @@ def server(
     machine.
     """
     _require_flower()
+    from coterie.deploy.control import Control
     from coterie.deploy.processes import Processes, start_superlink
     from coterie.engines.flower.certs import ServerFiles
 
     with Processes() as processes:
         process = start_superlink(processes, ServerFiles(folder), state, host, port, as_root)
         tell("listening on", f"{host}:{port}, log in {process.log}; stop with Ctrl-C")
-        while not process.wait(3600):
-            pass
+        admitted = _keys_in(folder / "nodes")
+        while not process.wait(_LOOK):
+            if (now := _keys_in(folder / "nodes")) != admitted:
+                with closing(Control(state)) as control:
+                    new, gone = control.admit(folder / "nodes")
+                tell("admitted:", ", ".join(new) or "nobody new")
+                tell("no longer admitted:", ", ".join(gone) or "nobody")
+                admitted = now
         processes.check()
+
+
+def _keys_in(folder: Path) -> dict[str, bytes]:
+    """The public node keys in a folder, by file."""
+    return {path.name: path.read_bytes() for path in folder.glob("*.pub")}
 
 
 def site(

@@ -15,7 +15,14 @@ import httpx
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.cli.build import build_fab_from_disk
 from flwr.common.serde import fab_to_proto, run_from_proto, user_config_to_proto
-from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest, StopRunRequest
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    ListRunsRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    StopRunRequest,
+    UnregisterNodeRequest,
+)
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
@@ -72,8 +79,7 @@ class Control:
 
     def register(self, key: Path) -> bool:
         """Admit a node by its public key; False if it was admitted before."""
-        public: Any = load_ssh_public_key(key.read_bytes())
-        request = RegisterNodeRequest(public_key=public_key_to_bytes(public), name=key.stem)
+        request = RegisterNodeRequest(public_key=public_key_to_bytes(_loaded(key)), name=key.stem)
         try:
             self._ask(self._client.RegisterNode, request)
         except CoterieError as error:
@@ -81,6 +87,17 @@ class Control:
                 return False
             raise
         return True
+
+    def admit(self, nodes: Path) -> tuple[list[str], list[str]]:
+        """Have admitted exactly the nodes whose public keys are in a folder; returns who is new, and who has to go."""
+        wanted = {public_key_to_bytes(_loaded(path)): path for path in sorted(nodes.glob("*.pub"))}
+        listed = self._ask(self._client.ListNodes, ListNodesRequest()).nodes_info
+        there = {node.public_key: node for node in listed if node.status != "unregistered"}
+        gone = [node for key, node in there.items() if key not in wanted]
+        for node in gone:
+            self._ask(self._client.UnregisterNode, UnregisterNodeRequest(node_id=node.node_id))
+        new = [path.stem for key, path in wanted.items() if key not in there and self.register(path)]
+        return new, [node.name for node in gone]
 
     def start(self, app: Path, config: Mapping[str, Any]) -> int:
         """Start a run of an app, with these entries for its run configuration; returns the run's number."""
@@ -110,3 +127,11 @@ class Control:
             raise CoterieError(f"the SuperLink refuses: {error.response.text.strip() or error}") from error
         except httpx.TransportError as error:
             raise CoterieError(f"the SuperLink at {self.superlink} does not answer any more ({error})") from error
+
+
+def _loaded(path: Path) -> Any:
+    """The public key in a file."""
+    try:
+        return load_ssh_public_key(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path}: cannot be read as a public node key ({error})") from error

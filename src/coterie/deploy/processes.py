@@ -169,8 +169,7 @@ def start_superlink(
             raise CoterieError(f"the SuperLink does not listen after {_START:g} s; see {process.log}")
         time.sleep(0.1)
     with closing(Control(folder)) as control:
-        for key in sorted((files.folder / "nodes").glob("*.pub")):
-            control.register(key)
+        control.admit(files.folder / "nodes")
     return process
 
 

@@ -223,6 +223,7 @@ class SiteSettings:
             precision=self.computing.precision,
             identity=self.identity,
             peers=self.peers,
+            ca=self.ca,
             model=self.model or self.state.parent / MODEL,
             limits=self.limits,
             method=self.method,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,9 @@ from coterie.clients.guard import BoundError, Limits
 from coterie.clients.letters import Letter, Letters, checked_content
 from coterie.clients.memory import Value
 from coterie.clients.programs import Program, moments, program_named
-from coterie.clients.sealing import Identity, SealingError, Seals, read_peers
+from coterie.clients.sealing import Identity, Roster, SealingError, Seals, read_roster
 from coterie.core.errors import CoterieError, ProgramError
+from coterie.core.files import write_whole
 from coterie.data.population import Scales
 from coterie.engines.chunk import Host, run_chunk
 from coterie.engines.flower.audit import Trail
@@ -93,6 +94,8 @@ class Rules:
     """This site's private identity for letters."""
     peers: Path | None = None
     """The pinned public identities of all sites."""
+    ca: Path | None = None
+    """The certificate of the authority that must have signed these; without it they are taken as they are."""
     limits: Limits = field(default_factory=Limits)
     """Bounds on what this site does for others."""
     leaving: Leaving = field(default_factory=Leaving)
@@ -112,17 +115,40 @@ class RemoteSite:
         self._scaled = None if scaled is None else lru_cache(maxsize=1)(scaled)
         self._guard = SiteGuard(rules.limits, folder=rules.state / "given")
         self._method = rules.method
+        self._known: tuple[Roster, Seals] | None = None
         self._trail = None if rules.audit is None else Trail(rules.audit)
         self._calls = Counter() if self._method is None else calls_of(self._method)
 
-    @cached_property
+    @property
     def _seals(self) -> Seals:
-        """What seals this site's letters and opens those of others."""
+        """What seals this site's letters and opens those of others, with the list of peers as it is now."""
         rules = self._rules
         if rules.identity is None or rules.peers is None:
             raise CoterieError("this site has no identity for letters: set identity and peers in its settings")
-        identity, peers = Identity.read(rules.identity), read_peers(rules.peers)
-        return Seals(rules.name, identity, peers, rules.state / "letters")
+        roster = read_roster(rules.peers)
+        if self._known is None or self._known[0] != roster:
+            if rules.ca is not None:
+                self._check_roster(roster, rules.peers, rules.ca)
+            identity = Identity.read(rules.identity)
+            self._known = roster, Seals(rules.name, identity, roster.identities, rules.state / "letters")
+        return self._known[1]
+
+    def _check_roster(self, roster: Roster, path: Path, ca: Path) -> None:
+        """Refuse a list of peers that the authority has not signed, or that is older than one that was here before."""
+        try:
+            roster.check(ca.read_bytes())
+        except (OSError, SealingError) as error:
+            raise SealingError(f"{path}: {error}") from error
+        newest = self._rules.state / "peers.serial"
+        before = int(newest.read_text()) if newest.is_file() else 0
+        if roster.serial < before:
+            raise SealingError(
+                f"{path}: list {roster.serial}, but list {before} was here before: who is no longer on it could come "
+                "back by an old one; get the newest from the leader"
+            )
+        if roster.serial > before:
+            newest.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_whole(newest, str(roster.serial))
 
     def answer(self, request: Mapping[str, bytes]) -> bytes:
         """The answer to a message. A wrong one never ends the site: it refuses, and logs the reason.
