@@ -5,6 +5,9 @@ import hashlib
 import os
 import ssl
 import stat
+import subprocess
+import sys
+import time
 from contextlib import closing
 
 import httpx
@@ -24,8 +27,9 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from coterie.core.errors import CoterieError, SettingsError
-from coterie.deploy.control import CONTROL, Control, ShowToken
+from coterie.deploy.control import Control, ShowToken
 from coterie.deploy.processes import Processes, check_user, free_port, start_superlink
+from coterie.deploy.state import CONTROL
 from coterie.deploy.superlink import SITES_NEED, Doors, TokenPlugin
 from coterie.engines.flower.certs import make_certificates
 from coterie.runs.settings import read_table
@@ -261,3 +265,34 @@ def test_what_is_too_long_is_not_read(path):
 def test_other_protocols_find_no_outer_door():
     assert asked("/v1/fleet/pull-messages", kind="websocket") == ([], ["websocket.close"])
     assert asked("/v1/control/list-runs", kind="websocket") == ([], ["websocket.close"])
+
+
+def test_the_process_of_the_superlink_loads_nothing_that_computes():
+    code = "import sys, coterie.deploy.superlink; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_command_follows_the_keys_of_its_folder_and_outlives_a_bad_one(tmp_path):
+    certificates = make_certificates(tmp_path / "certs", ["north"])
+    nodes = certificates.server.folder / "nodes"
+    command = [sys.executable, "-m", "coterie", "deploy", "server", str(certificates.server.folder)]
+    log = tmp_path / "said.txt"
+    with Processes() as processes:
+        told = [*command, "--port", str(free_port()), "--state", str(tmp_path / "state")]
+        process = processes.start("server", told, log, {"COLUMNS": "200"})
+
+        def says(words):
+            deadline = time.monotonic() + 60
+            while words not in log.read_text():
+                assert time.monotonic() < deadline, log.read_text()
+                assert not process.ended, log.read_text()
+                time.sleep(0.2)
+
+        says("listening on")
+        (nodes / "bad.pub").write_text("nonsense")
+        says("bad.pub: cannot be read as a public node key")
+        (nodes / "bad.pub").unlink()
+        (nodes / "north.pub").unlink()
+        says("no longer admitted: north")
+        make_certificates(tmp_path / "certs", ["east"])
+        says("admitted: east")

@@ -332,6 +332,23 @@ def test_bad_settings_are_named(tmp_path, more, message):
         SiteSettings.read(written(tmp_path, more))
 
 
+@pytest.mark.parametrize(
+    ("method", "limits", "message"),
+    [
+        ("batch = 4", "", "4 batch, outside of its .limits. batch=8"),
+        ("rounds = 2000", "", "2000 rounds, outside of its .limits. rounds=1000"),
+        ("steps = 200000", "", "200000 steps, outside of its .limits. steps=100000"),
+        ("batch = 8", "samples = 100", "training samples, outside of its .limits. samples=100"),
+        ("batch = 0", "", ""),
+        ("batch = 4", "batch = 4", ""),
+    ],
+)
+def test_a_method_that_the_sites_own_bounds_keep_it_from_does_not_begin(tmp_path, method, limits, message):
+    made = SiteSettings.read(written(tmp_path, f'[method]\nname = "fedavg"\n{method}\n[limits]\n{limits}\n'))
+    with pytest.raises(SettingsError, match=message) if message else nullcontext():
+        made.open()
+
+
 def test_without_a_method_no_site_begins(call, refused, tmp_path):
     path = written(tmp_path / "site", 'ca = "ca.pem"\nkey = "node.key"\n')
     refused(f"deploy site {path}", r"any method with any settings would do; say with \[method\]")

@@ -227,7 +227,6 @@ def server(
     machine.
     """
     _require_flower()
-    from coterie.deploy.control import Control
     from coterie.deploy.processes import Processes, start_superlink
     from coterie.engines.flower.certs import ServerFiles
 
@@ -237,17 +236,30 @@ def server(
         admitted = _keys_in(folder / "nodes")
         while not process.wait(_LOOK):
             if (now := _keys_in(folder / "nodes")) != admitted:
-                with closing(Control(state)) as control:
-                    new, gone = control.admit(folder / "nodes")
-                tell("admitted:", ", ".join(new) or "nobody new")
-                tell("no longer admitted:", ", ".join(gone) or "nobody")
+                _admit(state, folder / "nodes")
                 admitted = now
         processes.check()
 
 
-def _keys_in(folder: Path) -> dict[str, bytes]:
-    """The public node keys in a folder, by file."""
-    return {path.name: path.read_bytes() for path in folder.glob("*.pub")}
+def _keys_in(folder: Path) -> dict[str, tuple[int, int]]:
+    """The files of public node keys in a folder, with what changes when they do."""
+    with suppress(FileNotFoundError):  # one is removed right now
+        return {path.name: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.glob("*.pub")}
+    return {}
+
+
+def _admit(state: Path, nodes: Path) -> None:
+    """Let a running SuperLink admit the nodes of these keys and no others; what is wrong with them does not end it."""
+    from coterie.deploy.control import Control
+
+    try:
+        with closing(Control(state)) as control:
+            new, gone = control.admit(nodes)
+    except CoterieError as error:
+        tell("the keys of the nodes are left as they are:", error)
+        return
+    tell("admitted:", ", ".join(new) or "nobody new")
+    tell("no longer admitted:", ", ".join(gone) or "nobody")
 
 
 def site(

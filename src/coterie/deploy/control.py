@@ -31,14 +31,11 @@ from flwr.supercore.protobuf.client import ProtobufCall, ProtobufClientIntercept
 
 from coterie.core.errors import CoterieError, SettingsError
 from coterie.core.registry import checked
+from coterie.deploy.state import CONTROL
 from coterie.engines.flower.node import ServerAwayError, check_server
 from coterie.runs.settings import read_table
 
 log = logging.getLogger("coterie")
-
-
-CONTROL = "control.toml"
-"""The file in the folder of a SuperLink's state that says where it takes orders, and has the token that it asks for."""
 
 
 @dataclass(frozen=True)

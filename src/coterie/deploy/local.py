@@ -25,6 +25,9 @@ from coterie.runs.folder import StoredRun, read_lines
 from coterie.runs.settings import Settings
 from coterie.server.fitting import Record
 
+_OWN = {"samples": 1, "batch": 1, "rounds": 10**9, "attempts": 10**6, "models": 10**6, "steps": 10**9, "seconds": 1e7}
+"""Limits of sites whose server is of the same machine and user: none that a simulation does not have."""
+
 _LOOK = 0.5
 """Seconds between looks at a run's folder."""
 
@@ -101,7 +104,7 @@ def prepare(settings: Settings, folder: Path, waiting: Waiting) -> Deployment:
         site = folder / "certs" / "sites" / shard.name
         _write_data(site / "data.npz", population, shard)
         division = {"augment": settings.world.division.augment}
-        table = site_table(deployment, shard.name, "data.npz", division=division)
+        table = site_table(deployment, shard.name, "data.npz", division=division, limits=_OWN)
         write_whole(site / "site.toml", tomli_w.dumps(table))
     return deployment
 

@@ -16,7 +16,8 @@ from uuid import uuid4
 import psutil
 
 from coterie.core.errors import CoterieError, SettingsError
-from coterie.deploy.control import CONTROL, Control
+from coterie.deploy.control import Control
+from coterie.deploy.state import CONTROL
 from coterie.engines.flower.certs import ServerFiles
 
 _START = 60.0

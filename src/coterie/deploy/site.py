@@ -196,6 +196,7 @@ class SiteSettings:
         population = self.population()
         if not len(population.shards[0].train):
             raise DataError(f"site {self.name}: no training samples in {self.data}")
+        self._check_bounds(len(population.shards[0].train))
         task = task_with(population.task, self.loss, population.classes, device)
         net = make_net(self.net, population.shape, population.classes, device, dtype, task, population.vocabulary)
         form = form_named("loop", half=self.computing.precision == "bf16")
@@ -231,6 +232,20 @@ class SiteSettings:
             leaving=self.leaving,
         )
         return RemoteSite(rules, host(population), None if self.schema is None else host_with)
+
+    def _check_bounds(self, samples: int) -> None:
+        """Refuse a method that this site's own bounds would keep it from, before any server asks for it."""
+        method, limits = self.method, self.limits
+        if method is None:
+            return
+        for name, has, wrong, bound in (
+            ("rounds", method.rounds, method.rounds > limits.rounds, f"rounds={limits.rounds}"),
+            ("steps", method.steps, (method.steps or 0) > limits.steps, f"steps={limits.steps}"),
+            ("batch", method.batch, 0 < method.batch < min(limits.batch, samples), f"batch={limits.batch}"),
+            ("training samples", samples, samples < limits.samples, f"samples={limits.samples}"),
+        ):
+            if wrong:
+                raise SettingsError(f"site {self.name}: {has} {name}, outside of its [limits] {bound}: change either")
 
     def population(self) -> Population:
         """This site's data as a population of one client, with the task's label set; a table is not scaled yet."""

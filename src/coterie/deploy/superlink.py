@@ -48,7 +48,7 @@ from flwr.superlink.main import create_app
 
 from coterie.clients.sealing import write_private
 from coterie.core.errors import SettingsError
-from coterie.deploy.control import CONTROL
+from coterie.deploy.state import CONTROL
 from coterie.engines.flower.certs import ServerFiles
 
 _SECRET = "superexec.secret"
@@ -147,9 +147,11 @@ async def _refuse(scope: Any, send: Any, status: int) -> None:
 
 @contextmanager
 def _private_file(path: Path, content: bytes) -> Any:
-    """A file that only its owner can read, as long as the block runs."""
-    path.unlink(missing_ok=True)
-    write_private(path, content)
+    """A file that only its owner can read, as long as the block runs; whoever sees it sees all of it."""
+    new = path.with_name(f"{path.name}.new")
+    new.unlink(missing_ok=True)
+    write_private(new, content)
+    new.replace(path)
     try:
         yield
     finally:

@@ -74,11 +74,7 @@ def _functions(cls: type, name: str) -> Iterator[FunctionType]:
 
 def _named(function: FunctionType) -> Iterator[tuple[Any, bool]]:
     """What a function's code names of what lies outside of it, and whether it does so in a loop."""
-    cells = {
-        name: cell.cell_contents
-        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-        if name != "__class__"
-    }
+    cells = inspect.getclosurevars(function).nonlocals
     codes = [(function.__code__, False)]
     while codes:
         code, inside = codes.pop()
