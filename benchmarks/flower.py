@@ -38,7 +38,7 @@ def memory(folder: Path) -> dict[str, int]:
             status = (process / "status").read_text()
         except OSError:
             continue
-        kinds = {"deploy site": "site", "flower-superlink": "SuperLink", "flower-superexec": "SuperExec"}
+        kinds = {"deploy site": "site", "deploy.superlink": "SuperLink", "flower-superexec": "SuperExec"}
         kind = next((kind for word, kind in kinds.items() if word in command), None)
         kind = kind or ("ServerApp" if "serverapp" in command else None)
         peak = next((line for line in status.splitlines() if line.startswith("VmHWM")), None)

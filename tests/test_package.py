@@ -69,7 +69,7 @@ def test_a_site_knows_the_programs_of_all_methods():
         "from pathlib import Path; from types import SimpleNamespace as N; "
         "from coterie.clients.programs import programs; "
         "from coterie.engines.flower.site import RemoteSite; "
-        "RemoteSite(N(limits=None, state=Path()), N(net=N(name='mlp'))); "
+        "RemoteSite(N(limits=None, state=Path(), method=None, audit=None), N(net=N(name='mlp'))); "
         "assert 'coterie.methods.ditto.train_both' in programs; "
         "assert 'coterie.methods.as_published.choose_on_test_and_train' in programs"
     )

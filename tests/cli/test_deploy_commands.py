@@ -114,18 +114,30 @@ def unheard(call, tmp_path, monkeypatch):
     call("deploy certs certs --sites north,south")
     address = f"127.0.0.1:{free_port()}"
     shutil.copytree("app", "stopped/deployment/app")
-    known = f'certs = "{tmp_path / "certs" / "server"}"\nsuperlink = "{address}"\n'
-    Path("stopped/deployment/connection.toml").write_text(known)
+    Path("stopped/deployment/connection.toml").write_text(f'state = "{tmp_path / "superlink"}"\n')
+    said_to_be_at(address)
     return address
+
+
+def said_to_be_at(address):
+    """Write what a SuperLink at this address writes into the folder of its state."""
+    Path("superlink").mkdir(exist_ok=True)
+    told = f'superlink = "{address}"\nca = "{Path("certs/server/ca.pem").absolute()}"\ntoken = "secret"\n'
+    Path("superlink/control.toml").write_text(told)
 
 
 def test_without_a_server_a_deployment_ends_in_one_sentence_and_leaves_nothing_behind(unheard, refused):
     message = re.escape(f"no server answers at {unheard} (") + ".*; `coterie deploy server` starts it"
-    refused(f"deploy run app --superlink {unheard}", message)
-    refused(f"deploy run app --superlink {unheard} --out a", message)
+    refused("deploy run app", message)
+    refused("deploy run app --out a", message)
     refused("deploy resume stopped", message)
-    refused("deploy run app --superlink nowhere", "superlink=nowhere: write host:port")
-    refused("deploy run app --superlink 127.0.0.1:70000", "no server answers at 127.0.0.1:70000")
+    said_to_be_at("nowhere")
+    refused("deploy run app", "superlink=nowhere: write host:port")
+    said_to_be_at("127.0.0.1:70000")
+    refused("deploy run app", "no server answers at 127.0.0.1:70000")
+    refused("deploy run app --state other", "other/control.toml: no such file; `coterie deploy server` writes it")
+    Path("stopped/deployment/connection.toml").write_text('superlink = "127.0.0.1:8000"\n')
+    refused("deploy resume stopped", "does not say where its SuperLink keeps its state; say --state")
 
 
 def test_a_server_that_is_another_one_gets_no_run(unheard, refused):
@@ -137,14 +149,14 @@ def test_a_server_that_is_another_one_gets_no_run(unheard, refused):
 
         stranger = threading.Thread(target=answer)
         stranger.start()
-        line = f"deploy run app --superlink 127.0.0.1:{listener.getsockname()[1]}"
-        refused(line, "does not identify itself with a certificate of the authority")
+        said_to_be_at(f"127.0.0.1:{listener.getsockname()[1]}")
+        refused("deploy run app", "does not identify itself with a certificate of the authority")
         stranger.join()
 
 
-@pytest.mark.parametrize("line", ["deploy run app --superlink ADDRESS", "deploy resume stopped"])
-def test_without_keys_a_deployment_ends_in_one_sentence_and_leaves_nothing_behind(unheard, refused, line):
-    line = line.replace("ADDRESS", unheard)
+@pytest.mark.parametrize("line", ["deploy run app", "deploy resume stopped"])
+@pytest.mark.usefixtures("unheard")
+def test_without_keys_a_deployment_ends_in_one_sentence_and_leaves_nothing_behind(refused, line):
     Path("certs/server/ca.pem").write_text("no certificate")
     refused(line, "ca.pem: cannot be read as the certificate of an authority")
     Path("certs/server/ca.pem").unlink()
@@ -164,7 +176,7 @@ def test_a_run_that_the_server_refuses_leaves_nothing_behind(unheard, refused, m
 
     monkeypatch.setattr("coterie.deploy.control.check_server", lambda superlink, ca: None)
     monkeypatch.setattr("coterie.deploy.control.Control.start", refuse)
-    refused(f"deploy run app --superlink {unheard} --out a", "not today")
+    refused("deploy run app --out a", "not today")
 
 
 @pytest.mark.slow
@@ -198,7 +210,7 @@ def test_the_commands_of_the_readme_one_after_another(call, tmp_path):
         ).read_text(errors="replace"):
             assert time.monotonic() < deadline
             time.sleep(0.5)
-        outcome = call(f"deploy run app --certs certs/server --superlink {superlink} --out first --json")
+        outcome = call("deploy run app --out first --json")
         assert outcome.code == 0, outcome.err
         assert json.loads(outcome.out)["rounds"] == 2
         assert {client["client"] for client in StoredRun.read(Path("first")).clients} == {"north", "south"}

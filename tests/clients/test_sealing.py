@@ -369,6 +369,16 @@ def test_a_round_that_is_over_cannot_be_opened_by_anyone(sites, tmp_path):
         sites.open(sealed)
 
 
+def test_a_run_that_is_over_cannot_be_opened_by_anyone(sites):
+    sealed = sites.seal()
+    kept = sites["b"].announce("another", 1)
+    sites["b"].forget("r")
+    with pytest.raises(SealingError, match="is not the current one"):
+        sites.open(sealed)
+    assert sites["b"].announce("another", 1) == kept
+    assert sites["b"].announce("r", 1) != sites.announced["b"]
+
+
 def test_nothing_is_sealed_before_the_round_is_announced(sites):
     sites["b"].announce("r", 2)
     with pytest.raises(SealingError, match=r"a: round 2 of run r is not the current one \(round 1 is"):

@@ -127,7 +127,7 @@ def test_over_real_sites_each_hospital_ends_with_its_own_model_on_its_own_disk(c
         (site / "site.toml").write_text(own)
     superlink = f"127.0.0.1:{free_port()}"
     with running(HOSPITALS, superlink):
-        outcome = call(f"deploy run federation --certs certs/server --superlink {superlink} --out real --json")
+        outcome = call("deploy run federation --out real --json")
         assert outcome.code == 0, outcome.err
     reported = {client["client"]: client for client in StoredRun.read(Path("real")).clients}
     assert set(reported) == set(HOSPITALS)

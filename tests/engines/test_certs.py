@@ -240,7 +240,6 @@ def test_a_site_that_is_added_later_changes_only_who_is_known(made, copy, caplog
 
 def test_private_keys_that_were_handed_over_are_not_made_anew(made, copy):
     shutil.rmtree(copy / "sites" / "north")
-    (copy / "ca" / "ca.key").unlink()
     again = make_certificates(copy, ["north", "east"])
     assert again.added == ("east",)
     assert {path.name for path in again.sites["north"].folder.iterdir()} == {"ca.pem", "peers.toml"}

@@ -21,6 +21,7 @@ from coterie.cli.run import RUNS, place_of, settings_of, short, stoppable
 from coterie.core.errors import CoterieError, SettingsError
 from coterie.core.fields import at_least, check_range
 from coterie.core.files import write_whole
+from coterie.core.logs import OneLineFormatter
 
 if TYPE_CHECKING:
     from coterie.deploy.control import Control
@@ -34,12 +35,17 @@ Out = Annotated[Path | None, flag("Folder of the run; by default a new one below
 AsJson = Annotated[bool, flag("Print the summary as JSON, and nothing else.", name="--json")]
 MinSites = Annotated[int, _option("A round counts if at least so many sites answer.", converter=whole)]
 Timeout = Annotated[float, _option("Seconds that a site has for an answer.")]
+State = Annotated[Path, _option("Folder of the SuperLink's state, on this machine.")]
 Patience = Annotated[float, _option("Seconds that the run waits for missing sites before it stops.")]
+
+_LOOK = 5.0
+"""Seconds between two looks at the keys of the nodes that are to be admitted."""
 
 _ABOUT = """Run a method on real sites, over Flower: `coterie deploy local fedavg --sites 3` tries it on this machine.
 
-For a real federation: `init` writes an app, `certs` the keys; `server` and `run` go on the server's machine, `site` at
-each site. What a server can make a site do is decided at the site, by its own settings and its own installation.
+For a real federation: `init` writes an app, `certs` the server's keys, `key` those of a site, which `sign` admits;
+`server` and `run` go on the server's machine, `site` at each site. What a server can make a site do is decided at the
+site, by its own settings and its own installation.
 """
 
 
@@ -53,7 +59,7 @@ def add_deploy(app: App, arguments: Sequence[str] | None, group: Group, sort_key
     folder = argument("folder", Path, help="Folder of the app, which must not exist or be empty.", **said)
     shown = of_methods(behind("init", arguments or ()), _init, slice(1, 2))
     deploy.command(command(_init, shown, [folder, method]), name="init")
-    for function in (certs, server, site, run, resume):
+    for function in (certs, key, sign, revoke, server, site, run, resume, audit):
         deploy.command(function)
     app.command(deploy)
 
@@ -127,25 +133,84 @@ def _init(given: dict[str, Any], folder: Path, method: str = "fedavg") -> None:
 def certs(
     folder: Annotated[Path, Parameter(help="Folder of the keys; what is there is kept.")],
     *,
-    sites: Annotated[str, _option("Names of the sites, with commas between.")],
+    sites: Annotated[
+        str | None, _option("Sites whose keys are made here, with commas between; others make their own (`key`).")
+    ] = None,
     hosts: Annotated[
         str | None, _option("Names and addresses at which sites reach the server, with commas between.")
     ] = None,
     days: Annotated[int, _option("How long the server's certificate is valid.", converter=whole)] = 365,
 ) -> None:
-    """Make an authority, the server's certificate, node keys and identities for letters; or add sites to them."""
+    """Make an authority and the server's certificate; with `--sites` also keys for these sites, to try things out.
+
+    In a real federation each site makes its keys itself (`coterie deploy key`), and the leader signs them (`sign`).
+    """
     _require_flower()
     from coterie.engines.flower.certs import LOCAL, make_certificates
 
-    names = [name.strip() for name in sites.split(",")]
+    names = None if sites is None else [name.strip() for name in sites.split(",")]
     # The server's own machine reaches it too, to register nodes and to start runs.
     known = None if hosts is None else [*(host.strip() for host in hosts.split(",")), *LOCAL]
     made = make_certificates(folder, names, known, days)
     tell("for the server:", made.server.folder)
     for name in made.added:
         tell(f"for {name}:", made.sites[name].folder)
-    if made.outdated:
-        tell("give these sites their new peers.toml:", ", ".join(made.outdated))
+    _told_who_is_outdated(made.outdated)
+
+
+def key(
+    name: Annotated[str, Parameter(help="What the site is called.")],
+    *,
+    to: Annotated[Path | None, _option("Folder of the keys; by default one of the site's name.")] = None,
+    previous: Annotated[
+        Path | None, _option("The private identity that the new keys replace, `identity.pem`, to prove who asks.")
+    ] = None,
+) -> None:
+    """Make a site's keys, at the site, which they never leave; the leader signs the request that is written there."""
+    _require_flower()
+    from coterie.engines.flower.certs import make_keys
+
+    folder = to or Path(name)
+    made = make_keys(folder, name, previous)
+    tell("send to the leader:", folder / "request.toml")
+    tell("and compare with them, by telephone say:", made.fingerprint)
+
+
+def sign(
+    folder: Annotated[Path, Parameter(help="The leader's folder, as `certs` has made it.")],
+    request: Annotated[Path, Parameter(help="The request of a site, `request.toml`.")],
+    *,
+    replace: Annotated[bool, flag("Let the keys replace others of that name, although these have not signed.")] = False,
+) -> None:
+    """Admit a site with the keys that it has made itself, or let its new keys replace its old ones."""
+    _require_flower()
+    from coterie.engines.flower.certs import Request, sign_request
+
+    asked = Request.read(request)
+    made = sign_request(folder, asked, replace)
+    tell("compare with the site before you hand anything out:", asked.fingerprint)
+    tell(f"for {asked.name}, beside its own keys:", made.sites[asked.name].folder)
+    _told_who_is_outdated(made.outdated)
+    tell("for the server:", made.server.node(asked.name))
+
+
+def revoke(
+    folder: Annotated[Path, Parameter(help="The leader's folder, as `certs` has made it.")],
+    name: Annotated[str, Parameter(help="The site that no longer belongs.")],
+) -> None:
+    """Take a site off the list: the server no longer lets it in, and other sites no longer take its letters."""
+    _require_flower()
+    from coterie.engines.flower.certs import revoke as revoked
+
+    made = revoked(folder, name)
+    tell("remove from the server:", made.server.node(name))
+    _told_who_is_outdated(made.outdated)
+
+
+def _told_who_is_outdated(names: Sequence[str]) -> None:
+    """Tell which sites need a new list of peers."""
+    if names:
+        tell("give these sites their new peers.toml:", ", ".join(names))
 
 
 def server(
@@ -153,19 +218,48 @@ def server(
     *,
     host: Annotated[str, _option("Address to listen on; 0.0.0.0 is every one of this machine.")] = "127.0.0.1",
     port: Annotated[int, _option("Port to listen on.", converter=whole)] = 8000,
-    state: Annotated[Path, _option("Folder of the SuperLink's state.")] = Path("superlink"),
+    state: State = Path("superlink"),
+    as_root: Annotated[bool, flag("Serve others than this machine although this is root.")] = False,
 ) -> None:
-    """Run Flower's SuperLink until it is stopped, with encryption and the sites' node keys registered."""
+    """Run Flower's SuperLink until it is stopped, with encryption and the sites' node keys registered.
+
+    Sites reach nothing but what sites need. Who may start runs is who can read the folder of the state, on this
+    machine.
+    """
     _require_flower()
     from coterie.deploy.processes import Processes, start_superlink
     from coterie.engines.flower.certs import ServerFiles
 
     with Processes() as processes:
-        process = start_superlink(processes, ServerFiles(folder), state, host, port)
+        process = start_superlink(processes, ServerFiles(folder), state, host, port, as_root)
         tell("listening on", f"{host}:{port}, log in {process.log}; stop with Ctrl-C")
-        while not process.wait(3600):
-            pass
+        admitted = _keys_in(folder / "nodes")
+        while not process.wait(_LOOK):
+            if (now := _keys_in(folder / "nodes")) != admitted:
+                _admit(state, folder / "nodes")
+                admitted = now
         processes.check()
+
+
+def _keys_in(folder: Path) -> dict[str, tuple[int, int]]:
+    """The files of public node keys in a folder, with what changes when they do."""
+    with suppress(FileNotFoundError):  # one is removed right now
+        return {path.name: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.glob("*.pub")}
+    return {}
+
+
+def _admit(state: Path, nodes: Path) -> None:
+    """Let a running SuperLink admit the nodes of these keys and no others; what is wrong with them does not end it."""
+    from coterie.deploy.control import Control
+
+    try:
+        with closing(Control(state)) as control:
+            new, gone = control.admit(nodes)
+    except CoterieError as error:
+        tell("the keys of the nodes are left as they are:", error)
+        return
+    tell("admitted:", ", ".join(new) or "nobody new")
+    tell("no longer admitted:", ", ".join(gone) or "nobody")
 
 
 def site(
@@ -186,7 +280,12 @@ def site(
     made = SiteSettings.read(settings)
     if made.ca is None or made.key is None:
         raise SettingsError(f"{settings}: ca and key are missing; `coterie deploy certs` makes both")
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    if made.method is None:
+        told = "say with [method] which one this site takes part in, as `coterie deploy init` writes it"
+        raise SettingsError(f"{settings}: any method with any settings would do; {told}")
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLineFormatter())
+    logging.basicConfig(handlers=[handler])
     log = logging.getLogger("coterie")
     log.setLevel(logging.INFO)
     address = superlink or made.superlink
@@ -197,8 +296,7 @@ def site(
 def run(
     app: Annotated[Path, Parameter(help="Folder of the app.")] = Path(),
     *,
-    certs: Annotated[Path, _option("The server's folder of the keys.")] = Path("certs/server"),
-    superlink: Annotated[str, _option("Address of the SuperLink, which runs on this machine.")] = "127.0.0.1:8000",
+    state: State = Path("superlink"),
     out: Out = None,
     as_json: AsJson = False,
 ) -> None:
@@ -209,7 +307,7 @@ def run(
 
     deployment = Deployment.read(app / "federation" / "settings.toml")
     # Whoever cannot be reached, or has no keys, must show before a folder is made.
-    with closing(Control(superlink, certs / "ca.pem")) as control:
+    with closing(Control(state)) as control:
         new = out is None or not out.exists()
         folder = _folder(out, f"{deployment.method.name}-{deployment.task.name}-sites")
         try:
@@ -217,7 +315,7 @@ def run(
             # The app as it is now: a run that goes on later must not find another one.
             ignored = shutil.ignore_patterns("runs", "certs", ".*", "site")
             shutil.copytree(app, folder / "deployment" / "app", ignore=ignored)
-            connection = {"certs": str(certs.absolute()), "superlink": superlink}
+            connection = {"state": str(state.absolute())}
             write_whole(folder / "deployment" / "connection.toml", tomli_w.dumps(connection))
             number = _start(control, folder)
         except CoterieError:  # nothing has been started
@@ -229,7 +327,7 @@ def run(
 def resume(
     out: Annotated[Path, Parameter(help="Folder of the run.")],
     *,
-    superlink: Annotated[str | None, _option("Address of the SuperLink, if it is another now.")] = None,
+    state: Annotated[Path | None, _option("Folder of the SuperLink's state, if it is another now.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a run that was stopped, from its last finished round to the same result."""
@@ -244,13 +342,40 @@ def resume(
         raise SettingsError(f"{out}: not a run over real sites (it has no deployment/app)")
     if (folder / "connection.toml").is_file():
         known = read_table(folder / "connection.toml")
-        with closing(Control(superlink or known["superlink"], Path(known["certs"]) / "ca.pem")) as control:
+        if state is None and "state" not in known:
+            raise SettingsError(f"{out}: does not say where its SuperLink keeps its state; say --state FOLDER")
+        with closing(Control(state or Path(known["state"]))) as control:
             _follow(control, _start(control, out), out, as_json)
         return
     deployment = Deployment.read(folder / "app" / "federation" / "settings.toml")
     with _resumable(out), following(quiet=as_json) as follower, LocalFederation(folder) as federation:
         stored = federation.run(out, _watch(follower, deployment))
     _present(stored, as_json)
+
+
+def audit(
+    settings: Annotated[Path, Parameter(help="The site's settings, `site.toml`, or an audit log itself.")],
+    *,
+    head: Annotated[str | None, _option("A digest that was noted earlier: the log must still begin with it.")] = None,
+    last: Annotated[int, _option("How many of the last entries to show.", converter=whole)] = 10,
+) -> None:
+    """Check a site's audit log: who asked for what and what left, entry by entry, unaltered since it was written.
+
+    Note the digest that it prints somewhere else: with `--head` you can tell later that nothing before it is missing.
+    """
+    _require_flower()
+    from coterie.deploy.site import SiteSettings
+    from coterie.engines.flower.audit import Trail
+
+    path = settings if settings.suffix == ".jsonl" else SiteSettings.read(settings).audit
+    found = Trail(path).check()
+    if head is not None and head not in found.digests:
+        raise CoterieError(f"{path}: has no entry with the digest {head}: entries are missing, or were replaced")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number in range(max(len(lines) - last, 0), len(lines)):
+        tell(f"line {number + 1}:", lines[number])
+    tell("entries:", str(found.entries))
+    tell("digest of the last:", found.head)
 
 
 def _folder(out: Path | None, name: str) -> Path:

@@ -307,7 +307,7 @@ class Clients:
         Several trainings, one after another, are stages: each draws its own batches.
         """
         keys = [(self._at.seed, "adapt", self.round, name, stage) for name in self.names]
-        tracks = self._tracks(keys, local, smoothing=local.own_prior)
+        tracks = self._tracks(keys, local, smoothing=local.own_prior, leaves=False)
         terms = Terms.of(start, 0.0, None, None, trains)
         return self._train(TrainingJob(self._pool, tracks, start, terms, task_loss)).models
 
@@ -317,20 +317,24 @@ class Clients:
         local: LocalTraining,
         epochs: Tensor | Sequence[float] | None = None,
         smoothing: float = 0.0,
+        leaves: bool = True,
     ) -> list[Track]:
         """The clients as tracks of the training loop, whose random draws have these keys.
 
-        With a `smoothing` their own priors are kept out of the models.
+        With a `smoothing` their own priors are kept out of the models. `leaves` says whether anybody learns the result.
         """
         priors = self.log_prior(smoothing) if smoothing else [None] * len(self)
         passes = [None] * len(self) if epochs is None else torch.as_tensor(epochs, dtype=torch.float64).tolist()
         for shard in self._shards:
             if not len(shard.train):
                 raise CoterieError(f"client {shard.name} has no training samples")
-        return [
+        tracks = [
             Track(shard.train, key, local.steps_for(len(shard.train), number), local, prior)
             for shard, key, number, prior in zip(self._shards, keys, passes, priors, strict=True)
         ]
+        for shard, track in zip(self._shards, tracks, strict=True):
+            self.guard.check_training(len(shard.train), track.steps, local.batch, leaves)
+        return tracks
 
     def _train(self, job: TrainingJob) -> Trained:
         models, losses = self._form.train(job)

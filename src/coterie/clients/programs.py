@@ -6,6 +6,10 @@ registered function: a call names it, and never brings code along.
 A program that writes letters has to say so, with `@program(letters=True)`: over a real network the letters are sealed,
 and the receivers' keys of the round must be fetched before such a program runs.
 
+A real site decides itself with which settings a program runs there: with those of the method that its owner has pinned.
+A setting has the name of the method's field that it comes from; where it has another one, the program says which, as in
+`@program(told={"pull": "mu"})` (see `coterie.server.protocol`).
+
 >>> fed = coterie.simulate(clients=3, net="mlp")
 >>> fed.run(coterie.programs.choose, shared=fed.new_models(2)).choice.shape
 torch.Size([3])
@@ -40,14 +44,21 @@ class Program:
     """
 
     def __init__(
-        self, function: Callable[..., Any], scoring: bool = False, letters: bool = False, simulated: bool = False
+        self,
+        function: Callable[..., Any],
+        scoring: bool = False,
+        letters: bool = False,
+        simulated: bool = False,
+        told: Mapping[str, str] | None = None,
     ) -> None:
         self.function, self.scoring, self.letters, self.simulated = function, scoring, letters, simulated
+        self.told = dict(told or {})
         self.name = stored_name(function)
         parameters = list(inspect.signature(function).parameters.values())
         if not parameters:
             raise SettingsError(f"program {self.name}: its first parameter must be the clients")
         self.inputs = [parameter.name for parameter in parameters[1:]]
+        self.defaults = {one.name: one.default for one in parameters[1:] if one.default is not one.empty}
         update_wrapper(self, function)
 
     def __call__(self, clients: Clients, **inputs: Any) -> dict[str, Value]:
@@ -70,12 +81,19 @@ class Program:
 
 
 def program(
-    function: Callable[..., Any] | None = None, *, scoring: bool = False, letters: bool = False, simulated: bool = False
+    function: Callable[..., Any] | None = None,
+    *,
+    scoring: bool = False,
+    letters: bool = False,
+    simulated: bool = False,
+    told: Mapping[str, str] | None = None,
 ) -> Any:
     """Register a function as a program.
 
     A program for `scoring` may read test data, and no method can run it. One with `letters` may write to other clients.
-    One that is `simulated` gives what a real client keeps to itself: no site runs it.
+    One that is `simulated` gives what a real client keeps to itself: no site runs it. `told` says from which field of a
+    method a setting comes that has another name; `field=value` if it is whether the field has that value, and `*` if
+    the server may choose it.
 
     >>> @coterie.program
     ... def count(clients):
@@ -85,8 +103,8 @@ def program(
     torch.Size([3, 10])
     """
     if function is None:
-        return partial(program, scoring=scoring, letters=letters, simulated=simulated)
-    made = Program(function, scoring, letters, simulated)
+        return partial(program, scoring=scoring, letters=letters, simulated=simulated, told=told)
+    made = Program(function, scoring, letters, simulated, told)
     programs[made.name] = made
     return made
 
@@ -102,7 +120,7 @@ def program_named(name: str) -> Program:
     return programs[name]
 
 
-@program
+@program(told={"pull": "mu"})
 def train(clients: Clients, start: Models, local: LocalTraining, pull: float = 0.0) -> Outputs:
     """Train on the client's own data, pulled towards the start if asked: the client of FedAvg and FedProx.
 
@@ -113,7 +131,7 @@ def train(clients: Clients, start: Models, local: LocalTraining, pull: float = 0
     return {"model": clients.train(start, local, pull=pull).models}
 
 
-@program
+@program(told={"on": "*"})
 def evaluate(clients: Clients, models: Models, on: str = "validation") -> Outputs:
     """Accuracy and mean loss of models on the client's own data (0 if it has none), and the number of samples.
 
@@ -125,7 +143,7 @@ def evaluate(clients: Clients, models: Models, on: str = "validation") -> Output
     return {"accuracy": result.accuracy.nan_to_num(0), "loss": result.loss.nan_to_num(0), "evaluated": result.samples}
 
 
-@program
+@program(told={"on": "*"})
 def choose(clients: Clients, models: Models, on: str = "train") -> Outputs:
     """The place of the model, of several, that fits the client's own data best.
 
@@ -136,7 +154,7 @@ def choose(clients: Clients, models: Models, on: str = "train") -> Outputs:
     return {"choice": clients.best_fit(models, on)}
 
 
-@program
+@program(told={"on": "*"})
 def label_histogram(clients: Clients, on: str = "train") -> Outputs:
     """How often the client has each label.
 

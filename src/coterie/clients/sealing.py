@@ -1,10 +1,11 @@
 """Letters sealed end to end: what sites write to each other through a server that can do no more than relay it.
 
-Every site has an Ed25519 identity; its public half is pinned at every other site (`peers.toml`), handed round by people
-and never by the server. For each round a site makes a fresh X25519 key and signs it together with its own name, the run
-and the round: its announcement. A letter's key is HKDF-SHA256 of what the two sites' round keys agree on, bound to run,
-round, both names and both public keys; the letter is ChaCha20-Poly1305 under a random nonce, with run, round, phase,
-sender, receiver and subject as associated data.
+Every site has an Ed25519 identity; its public half is pinned at every other site (`peers.toml`), in a list that the
+federation's authority has signed, and never the server. For each round a site makes a fresh X25519 key and signs it
+together with its own name, the run and the round: its announcement. A letter's key is HKDF-SHA256 of what the two
+sites' round keys agree on, bound to run, round, both names and both public keys; the letter is ChaCha20-Poly1305 under
+a random nonce, with run, round, phase, sender, receiver and subject as associated data. `docs/letters.md` has every
+byte of it, and why it is not HPKE.
 
     sealed letter = format (1) | sender's announcement (96) | phase (4) | nonce (12) | ciphertext and tag (size + 16)
     announcement  = X25519 key (32) | Ed25519 signature (64)
@@ -16,7 +17,8 @@ What it cannot do: read a letter, alter one, write one in a site's name, or deli
 sender or subject, in another run or round, to a call that is not later in the round than the one that wrote it, to two
 calls, or twice to one. Once both sites have announced another round, letters of this one can no longer be read by
 anybody, not even by who gets hold of the sites' disks: the keys are deleted (from the file; a snapshot of the disk may
-still have them). The key of a run's last round goes when four newer runs have come.
+still have them). The key of a run's last round goes when the run has ended and each site has its model, or when four
+newer runs have come.
 
 What is not protected: the relay can drop and delay letters. As the server it also decides which calls are made: it can
 have a call repeated and deliver what was written the first time, the second time, or both, so a program that adds
@@ -33,15 +35,19 @@ import tomllib
 from binascii import Error as NotBase64
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 from cryptography.exceptions import InvalidSignature, InvalidTag, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, EllipticCurvePrivateKey, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.x509 import load_pem_x509_certificate
 
 from coterie.core.errors import CoterieError
 from coterie.core.files import write_whole
@@ -66,8 +72,8 @@ _TABLES = (
 
 _PEERS = """\
 # The public identities of all sites, for letters that the server must not be able to read.
-# Every site needs this file, the same everywhere, from a hand that it trusts: whoever can change an entry on the way
-# can read that site's letters. The server has no say in it.
+# Every site needs this file, the same everywhere. A site takes one that the federation's authority has signed, and none
+# that is older than the one before.
 
 """
 
@@ -127,8 +133,52 @@ def write_private(path: Path, content: bytes) -> None:
         raise SealingError(f"{path}: cannot be written ({error.strerror})") from error
 
 
+@dataclass(frozen=True)
+class Roster:
+    """The public identities of all sites, as the federation's authority has signed them."""
+
+    identities: Mapping[str, str]
+    """Public identities, by site."""
+    serial: int = 0
+    """A number that is larger in every later list, so that an old one can be told from the newest; 0 if unsigned."""
+    signature: bytes = b""
+
+    @property
+    def statement(self) -> bytes:
+        """What the signature is for."""
+        pairs = (part for pair in sorted(self.identities.items()) for part in pair)
+        return _framed("coterie peers 1", self.serial, *pairs)
+
+    def signed(self, authority: EllipticCurvePrivateKey, serial: int) -> "Roster":
+        """The same list under this number, signed by the authority."""
+        made = Roster(self.identities, serial)
+        algorithm = ECDSA(hashes.SHA256(), deterministic_signing=True)
+        return Roster(self.identities, serial, authority.sign(made.statement, algorithm))
+
+    def check(self, certificate: bytes) -> None:
+        """Refuse a list that is not signed by the authority with this certificate."""
+        try:
+            key = load_pem_x509_certificate(certificate).public_key()
+        except ValueError as error:
+            raise SealingError(f"the authority's certificate cannot be read ({error})") from error
+        try:
+            if not isinstance(key, EllipticCurvePublicKey) or not self.signature:
+                raise InvalidSignature
+            key.verify(self.signature, self.statement, ECDSA(hashes.SHA256()))
+        except InvalidSignature as error:
+            raise SealingError(
+                "not signed by the authority of this federation: get the newest peers.toml from its leader, who makes "
+                "it with `coterie deploy sign` or `certs`"
+            ) from error
+
+
 def read_peers(path: Path) -> dict[str, str]:
     """The pinned public identities, by site."""
+    return dict(read_roster(path).identities)
+
+
+def read_roster(path: Path) -> Roster:
+    """The list of public identities in a file, whoever has signed it."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -136,22 +186,33 @@ def read_peers(path: Path) -> dict[str, str]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SealingError(f"{path}: not a TOML file ({error})") from error
     peers = table.get("identities")
-    if not isinstance(peers, dict) or set(table) != {"identities"}:
+    if not isinstance(peers, dict) or not {"identities"} <= set(table) <= {"identities", "serial", "signature"}:
         raise SealingError(f'{path}: expected one section [identities] with lines `site = "public identity"`')
     for site, public in peers.items():
         try:
             _public_key(site, public)
         except SealingError as error:
             raise SealingError(f"{path}: {error}") from error
-    return peers
-
-
-def write_peers(path: Path, peers: Mapping[str, str]) -> None:
-    """Write the public identities of sites, whole or not at all, in place of an earlier list."""
-    for site, public in peers.items():
-        _public_key(site, public)
+    serial, signature = table.get("serial", 0), table.get("signature", "")
     try:
-        write_whole(path, _PEERS + tomli_w.dumps({"identities": dict(sorted(peers.items()))}))
+        signed = base64.b64decode(signature, validate=True)
+    except (NotBase64, TypeError, ValueError) as error:
+        raise SealingError(f"{path}: a signature that is none") from error
+    if not isinstance(serial, int) or isinstance(serial, bool) or serial < 0:
+        raise SealingError(f"{path}: serial={serial!r}: a whole number")
+    return Roster(peers, serial, signed)
+
+
+def write_peers(path: Path, peers: Mapping[str, str] | Roster) -> None:
+    """Write the public identities of sites, whole or not at all, in place of an earlier list."""
+    roster = peers if isinstance(peers, Roster) else Roster(peers)
+    for site, public in roster.identities.items():
+        _public_key(site, public)
+    table: dict[str, Any] = {"identities": dict(sorted(roster.identities.items()))}
+    if roster.signature:
+        table |= {"serial": roster.serial, "signature": base64.b64encode(roster.signature).decode()}
+    try:
+        write_whole(path, _PEERS + tomli_w.dumps(dict(reversed(table.items()))))
     except OSError as error:
         raise SealingError(f"{path}: cannot be written ({error.strerror})") from error
 
@@ -199,6 +260,12 @@ class Seals:
                 )
                 store.execute("DELETE FROM opened WHERE run NOT IN (SELECT run FROM keys)")
         return self._announcement(found[1], (run, round))
+
+    def forget(self, run: str) -> None:
+        """Delete the key of a run that has ended: from then on nobody can open any letter of it."""
+        with self._store() as store:
+            for table in ("keys", "opened"):
+                store.execute(f"DELETE FROM {table} WHERE run = ?", (_encoded(run),))
 
     def seal(
         self,

@@ -10,7 +10,7 @@ from coterie.core.errors import SettingsError
 from coterie.core.files import write_whole
 from coterie.deploy.server import Deployment
 from coterie.deploy.site import ALLOWED
-from coterie.runs.settings import FORMAT
+from coterie.runs.settings import FORMAT, as_toml
 
 _TEMPLATE = Path(__file__).with_name("template")
 """The files of the app. Their names end in `.txt` here, so that no tool takes them for code of this project."""
@@ -61,6 +61,7 @@ def site_table(deployment: Deployment, name: str, data: str, **more: Any) -> Map
         "key": "node.key",
         "identity": "identity.pem",
         "peers": "peers.toml",
+        "method": as_toml({"name": deployment.method.name, **vars(deployment.method)}),
         "computing": {"device": deployment.computing.device, "precision": deployment.computing.precision},
     }
     own = {"modules": list(deployment.modules)} if deployment.modules else {}

@@ -25,6 +25,9 @@ from coterie.runs.folder import StoredRun, read_lines
 from coterie.runs.settings import Settings
 from coterie.server.fitting import Record
 
+_OWN = {"samples": 1, "batch": 1, "rounds": 10**9, "attempts": 10**6, "models": 10**6, "steps": 10**9, "seconds": 1e7}
+"""Limits of sites whose server is of the same machine and user: none that a simulation does not have."""
+
 _LOOK = 0.5
 """Seconds between looks at a run's folder."""
 
@@ -101,7 +104,7 @@ def prepare(settings: Settings, folder: Path, waiting: Waiting) -> Deployment:
         site = folder / "certs" / "sites" / shard.name
         _write_data(site / "data.npz", population, shard)
         division = {"augment": settings.world.division.augment}
-        table = site_table(deployment, shard.name, "data.npz", division=division)
+        table = site_table(deployment, shard.name, "data.npz", division=division, limits=_OWN)
         write_whole(site / "site.toml", tomli_w.dumps(table))
     return deployment
 
@@ -130,6 +133,11 @@ class LocalFederation:
         return f"127.0.0.1:{self._port}"
 
     @property
+    def state(self) -> Path:
+        """The folder of the SuperLink's state."""
+        return self.folder / "superlink"
+
+    @property
     def files(self) -> ServerFiles:
         """The SuperLink's keys."""
         return ServerFiles(self.folder / "certs" / "server")
@@ -152,8 +160,7 @@ class LocalFederation:
 
     def start_superlink(self) -> None:
         """Start the SuperLink, with the state that it had when it ended."""
-        folder = self.folder / "superlink"
-        self.superlink_process = start_superlink(self.processes, self.files, folder, port=self._port)
+        self.superlink_process = start_superlink(self.processes, self.files, self.state, port=self._port)
 
     def start_site(self, name: str) -> Process:
         """Start the process of a site."""
@@ -165,7 +172,7 @@ class LocalFederation:
 
     def run(self, out: Path, watch: Callable[[Record], None]) -> StoredRun:
         """Run the app into a folder, or go on with the run in it."""
-        with closing(Control(self.superlink, self.files.ca)) as control:
+        with closing(Control(self.state)) as control:
             return follow(control, control.start(self.folder / "app", {"out": str(out.absolute())}), out, watch, self)
 
 

@@ -1,6 +1,7 @@
 """The processes of a federation on this machine: a SuperLink and sites, started, watched and stopped."""
 
 import ctypes
+import ipaddress
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ import psutil
 
 from coterie.core.errors import CoterieError, SettingsError
 from coterie.deploy.control import Control
+from coterie.deploy.state import CONTROL
 from coterie.engines.flower.certs import ServerFiles
 
 _START = 60.0
@@ -139,41 +141,62 @@ def flower_environment(folder: Path) -> dict[str, str]:
 
 
 def start_superlink(
-    processes: Processes, files: ServerFiles, folder: Path, host: str = "127.0.0.1", port: int = 8000
+    processes: Processes,
+    files: ServerFiles,
+    folder: Path,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    as_root: bool = False,
 ) -> Process:
     """Start a SuperLink that keeps its state in a folder, wait until it listens, and admit the nodes in `files`.
 
-    It encrypts, lets only these nodes in, and installs no packages.
+    It encrypts, lets only these nodes in, takes orders only from who can read the folder, and installs no packages.
     """
+    check_user(host, as_root)
     for file in (files.ca, files.certificate, files.key):
         if not file.is_file():
             raise SettingsError(f"{file}: no such file; `coterie deploy certs` makes it")
     folder.mkdir(parents=True, exist_ok=True)
-    command = [
-        str(Path(sys.executable).parent / "flower-superlink"),
-        *("--ssl-ca-certfile", str(files.ca), "--ssl-certfile", str(files.certificate)),
-        *("--ssl-keyfile", str(files.key), "--enable-supernode-auth"),
-        *("--database", str(folder / "state.db"), "--host", host, "--port", str(port)),
-        "--disable-runtime-dependency-installation",
-    ]
+    folder.chmod(0o700)  # who can read it can start apps here
+    (folder / CONTROL).unlink(missing_ok=True)  # of one that was killed
+    command = [sys.executable, "-m", "coterie.deploy.superlink", str(files.folder), str(folder)]
+    command += ["--host", host, "--port", str(port)]
     process = processes.start("SuperLink", command, folder / "superlink.log", flower_environment(folder))
     deadline = time.monotonic() + _START
     local = "127.0.0.1" if host in ("0.0.0.0", "") else host
-    while not _listens(local, port):
+    while not ((folder / CONTROL).is_file() and _listens(local, port)):
         processes.check()
         if time.monotonic() > deadline:
             raise CoterieError(f"the SuperLink does not listen after {_START:g} s; see {process.log}")
         time.sleep(0.1)
-    with closing(Control(f"{local}:{port}", files.ca)) as control:
-        for key in sorted((files.folder / "nodes").glob("*.pub")):
-            control.register(key)
+    with closing(Control(folder)) as control:
+        control.admit(files.folder / "nodes")
     return process
 
 
+def check_user(host: str, as_root: bool) -> None:
+    """Refuse to serve others than this machine as root, unless told: who breaks in there would have the machine."""
+    if os.name == "posix" and os.geteuid() == 0 and not as_root and not _loopback(host):
+        raise SettingsError(
+            f"host={host}: served by root, so whoever breaks in has the whole machine; start it as another user, or "
+            "say --as-root"
+        )
+
+
+def _loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def _listens(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(1)
-        return probe.connect_ex((host, port)) == 0
+    try:
+        socket.create_connection((host, port), timeout=1).close()
+    except OSError:
+        return False
+    return True
 
 
 def free_port() -> int:

@@ -15,6 +15,7 @@ import numpy as np
 
 from coterie._version import __version__
 from coterie.core.errors import SettingsError, unknown
+from coterie.core.logs import OneLineFormatter
 from coterie.core.modules import homes_of
 from coterie.core.registry import checked
 from coterie.data.division import Division
@@ -223,7 +224,7 @@ def logged(out: Path | None, *handlers: logging.Handler) -> Iterator[None]:
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             file = logging.FileHandler(out / "log.txt", encoding="utf-8")
-            file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+            file.setFormatter(OneLineFormatter())
             stack.callback(file.close)
             handlers = (*handlers, file)
         for handler in handlers:

@@ -23,11 +23,14 @@ from coterie.data.split import Split
 from coterie.data.tables import from_table
 from coterie.data.tasks import task_named
 from coterie.engines.chunk import ClientHost
+from coterie.engines.flower.leaving import Leaving
 from coterie.engines.flower.site import RemoteSite, Rules
 from coterie.engines.simulation import Computing
+from coterie.methods import methods
 from coterie.nets import make_net
 from coterie.runs.options import section_of
 from coterie.runs.settings import check_format, made_of, read_table
+from coterie.server.method import Method
 from coterie.training.forms import form_named
 from coterie.training.losses import task_with
 
@@ -100,8 +103,12 @@ class SiteSettings:
     """The file into which this site's own model goes at the end of a run; by default `model.safetensors` beside the
     folder `state`. `coterie predict` reads it."""
 
+    method: Method | None = None
+    """The method that the site takes part in, with its settings: `name`, `rounds` and all others under [method]. A
+    server can ask for what this method asks for, set as it is here, and for nothing else."""
+
     allow: tuple[str, ...] = ALLOWED
-    """Programs that the server may ask for, with `*` as a wildcard."""
+    """Programs that the server may ask for, with `*` as a wildcard; of these, the method's own."""
 
     modules: tuple[str, ...] = ()
     """Modules to import at the start, so that their programs are known."""
@@ -130,6 +137,14 @@ class SiteSettings:
     limits: Limits = field(default_factory=Limits)
     """Bounds on what the site does for others, whatever a server asks."""
 
+    leaving: Leaving = field(default_factory=Leaving)
+    """What is done to the site's answers before they leave: clipping and noise."""
+
+    @property
+    def audit(self) -> Path:
+        """The file that says what the site was asked and what left it."""
+        return self.state / "audit.jsonl"
+
     @classmethod
     def read(cls, path: Path) -> "SiteSettings":
         """The settings in a file; paths in it are relative to the file's folder."""
@@ -142,7 +157,9 @@ class SiteSettings:
                 continue
             if name not in known:
                 raise SettingsError(f"{path}: unknown entry {name!r}; known are {', '.join(known)}")
-            if name in ("division", "computing", "limits"):
+            if name == "method":
+                values[name] = section_of(table, name)
+            elif name in ("division", "computing", "limits", "leaving"):
                 values[name] = made_of(known[name], section_of(table, name))
             elif name in ("schema", "state", "model", "ca", "key", "identity", "peers"):
                 values[name] = path.parent / checked(name, value, str)
@@ -155,7 +172,21 @@ class SiteSettings:
             values["data"] = str(path.parent / values["data"])
         if "schema" in values and ("shift" in values or "scale" in values):
             raise SettingsError(f"{path}: with a schema the server says how to scale; leave out shift and scale")
+        if "method" in values:
+            values["method"] = cls._method(path, values["method"], values.get("modules", ()))
         return cls(**values)
+
+    @staticmethod
+    def _method(path: Path, table: dict[str, Any], modules: Sequence[str]) -> Method:
+        """The method that a site takes part in."""
+        if "name" not in table:
+            raise SettingsError(f"{path}: [method] does not say its name")
+        for module in modules:
+            own_module(module)
+        made = methods.make(table.pop("name"), **table)
+        if made.reads_test_data:
+            raise SettingsError(f"{path}: {made.name} reads test data with these settings: no site allows that")
+        return made
 
     def open(self) -> RemoteSite:
         """The site with its data and its net in memory, ready to answer."""
@@ -165,6 +196,7 @@ class SiteSettings:
         population = self.population()
         if not len(population.shards[0].train):
             raise DataError(f"site {self.name}: no training samples in {self.data}")
+        self._check_bounds(len(population.shards[0].train))
         task = task_with(population.task, self.loss, population.classes, device)
         net = make_net(self.net, population.shape, population.classes, device, dtype, task, population.vocabulary)
         form = form_named("loop", half=self.computing.precision == "bf16")
@@ -192,10 +224,28 @@ class SiteSettings:
             precision=self.computing.precision,
             identity=self.identity,
             peers=self.peers,
+            ca=self.ca,
             model=self.model or self.state.parent / MODEL,
             limits=self.limits,
+            method=self.method,
+            audit=self.audit,
+            leaving=self.leaving,
         )
         return RemoteSite(rules, host(population), None if self.schema is None else host_with)
+
+    def _check_bounds(self, samples: int) -> None:
+        """Refuse a method that this site's own bounds would keep it from, before any server asks for it."""
+        method, limits = self.method, self.limits
+        if method is None:
+            return
+        for name, has, wrong, bound in (
+            ("rounds", method.rounds, method.rounds > limits.rounds, f"rounds={limits.rounds}"),
+            ("steps", method.steps, (method.steps or 0) > limits.steps, f"steps={limits.steps}"),
+            ("batch", method.batch, 0 < method.batch < min(limits.batch, samples), f"batch={limits.batch}"),
+            ("training samples", samples, samples < limits.samples, f"samples={limits.samples}"),
+        ):
+            if wrong:
+                raise SettingsError(f"site {self.name}: {has} {name}, outside of its [limits] {bound}: change either")
 
     def population(self) -> Population:
         """This site's data as a population of one client, with the task's label set; a table is not scaled yet."""

@@ -29,7 +29,7 @@ from flwr.app.message.message import make_message
 from torch import Tensor
 
 from coterie.clients.clients import CallContext, Clients, Evaluation
-from coterie.clients.guard import OPEN, Guard
+from coterie.clients.guard import OPEN, Guard, Limits
 from coterie.clients.letters import Letters
 from coterie.clients.memory import Memory
 from coterie.core.errors import CoterieError
@@ -46,6 +46,9 @@ from coterie.training.local import LocalTraining
 from coterie.training.loop import Objective, task_loss
 
 log = logging.getLogger("coterie")
+
+_AS_LONG = 1e7
+"""Seconds that an app has for an answer: as long as it likes, since Flower ends what takes too long."""
 
 APP_MESSAGE = "query.coterie"
 """The kind of Flower message that carries programs to apps."""
@@ -99,7 +102,8 @@ def reply_of_app(message: Message, context: Context, handler: Handler, allow: Se
         parts = from_records(message.content)
         about = _told(parts, folder / "about")
         asked = AppHost(name, about, lambda kind, content: handler(_inner(message, kind, content), context))
-        answer = RemoteSite(Rules(name, (), folder, tuple(allow), precision=None), asked).answer(parts)
+        rules = Rules(name, (), folder, tuple(allow), precision=None, limits=Limits(seconds=_AS_LONG))
+        answer = RemoteSite(rules, asked).answer(parts)
     except CoterieError as error:
         log.warning("refused: %s", error)
         answer = codec.dump({"refused": str(error)})

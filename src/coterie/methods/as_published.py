@@ -93,7 +93,7 @@ class FedDCOfAverageLength(FedDC):
         return fed.run(correct_as_published, cohort, shared=inputs, **told)
 
 
-@program
+@program(told={"length": "*"})
 def correct_as_published(
     clients: Clients,
     start: Models,

@@ -23,7 +23,7 @@ mix; it never averages running statistics, which here are the global model's.
 """
 
 from dataclasses import replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
@@ -63,6 +63,16 @@ class FedALA(FedAvg):
     weight_epochs: NonNegative = 1.0
     """Passes for the weights in every later round; 1 in the paper."""
 
+    @property
+    def weighing(self) -> LocalTraining:
+        """How weights are trained."""
+        return replace(self.local, rate=self.weight_rate, momentum=0.0, decay=0.0, clip=0.0, optimizer="sgd")
+
+    @property
+    def passes(self) -> list[float]:
+        """Passes for the weights in a client's first round, its second, and all others."""
+        return [0.0, self.share * self.first_epochs, self.share * self.weight_epochs]
+
     def check(self, fed: Federation) -> None:
         """The net must have the part."""
         super().check(fed)
@@ -71,25 +81,20 @@ class FedALA(FedAvg):
     def round(self, fed: Federation, state: FedAvgState) -> FedAvgState:
         """A round of FedAvg in which clients begin with mixes of their own."""
         cohort = fed.sample(self.participation)
-        weighing = replace(self.local, rate=self.weight_rate, momentum=0.0, decay=0.0, clip=0.0, optimizer="sgd")
-        passes = [0.0, self.share * self.first_epochs, self.share * self.weight_epochs]
-        replies = fed.run(
-            mix_and_train_on,
-            cohort,
-            shared=state.model,
-            local=self.local,
-            weighing=weighing,
-            passes=passes,
-            part=self.adapts,
-        )
-        return self.step(state, replies)
+        told: dict[str, Any] = {
+            "local": self.local,
+            "weighing": self.weighing,
+            "passes": self.passes,
+            "part": self.adapts,
+        }
+        return self.step(state, fed.run(mix_and_train_on, cohort, shared=state.model, **told))
 
     def serve(self, fed: Federation, state: FedAvgState) -> serving.Served:
         """Each client's own model; the initial one before it has trained."""
         return serving.kept("model")
 
 
-@program
+@program(told={"part": "adapts"})
 def mix_and_train_on(
     clients: Clients, start: Models, local: LocalTraining, weighing: LocalTraining, passes: list[float], part: str
 ) -> Outputs:

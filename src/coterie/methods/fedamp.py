@@ -72,6 +72,11 @@ class FedAMP(Method):
     strength: NonNegative = 1.0
     """lambda: clients lower F(w) + strength / (2 alpha) |w - u|^2."""
 
+    @property
+    def pull(self) -> float:
+        """How strongly clients' models are drawn to their messages."""
+        return self.strength / self.alpha
+
     def begin(self, fed: Federation) -> FedAMPState:
         """Nobody has sent a model."""
         count = len(fed.names)
@@ -82,8 +87,7 @@ class FedAMP(Method):
         cohort = fed.sample(self.participation)
         models, sent = self._known(fed, state)
         messages = self._weights(models, sent)[cohort] @ models
-        pull = self.strength / self.alpha
-        replies = fed.run(train_and_keep, cohort, each=messages, local=self.local, pull=pull)
+        replies = fed.run(train_and_keep, cohort, each=messages, local=self.local, pull=self.pull)
         return FedAMPState(
             fed.updated(models, replies.clients, replies.model), fed.updated(sent, replies.clients, True)
         )

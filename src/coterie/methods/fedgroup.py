@@ -29,15 +29,17 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from coterie.clients.programs import train
+from coterie.clients.clients import Clients
+from coterie.clients.programs import Outputs, program, train
 from coterie.core.fields import Count, NonNegative, Positive
 from coterie.core.records import state
 from coterie.moves import evidence, grouping, mixing, sampling
-from coterie.nets.stacks import Changes
+from coterie.nets.stacks import Changes, Models
 from coterie.server.clusters import Clusters
 from coterie.server.federation import Federation
 from coterie.server.method import Method, method
 from coterie.server.serving import Served
+from coterie.training.local import LocalTraining
 
 
 @state
@@ -117,10 +119,20 @@ class FedGroup(Method):
 
     def _pretrained(self, fed: Federation, ask: Any, clients: np.ndarray) -> Any:
         """What clients send after a little training of the initial model."""
-        local = replace(self.local, epochs=self.pretrain_epochs, steps=None)
-        return ask(train, clients, shared=fed.new_model(), local=local)
+        return ask(pretrain, clients, shared=fed.new_model(), local=self.pretraining)
+
+    @property
+    def pretraining(self) -> LocalTraining:
+        """How the initial model is trained before there are groups."""
+        return replace(self.local, epochs=self.pretrain_epochs, steps=None)
 
     def serve(self, fed: Federation, state: FedGroupState) -> Served:
         """The model of each client's group; one that is in none gets the mean of the groups' models."""
         models = state.clusters.models
         return state.clusters.serve(fed, otherwise=(mixing.uniform(len(models)) @ models)[0])
+
+
+@program(told={"local": "pretraining"})
+def pretrain(clients: Clients, start: Models, local: LocalTraining) -> Outputs:
+    """Train the initial model a little."""
+    return {"model": clients.train(start, local).models}

@@ -82,6 +82,11 @@ class FedPAC(Method):
         """Why it needs classes."""
         return "takes the mean features of each class"
 
+    @property
+    def alone(self) -> LocalTraining:
+        """How heads are trained."""
+        return replace(self.local, epochs=self.head_epochs, steps=None, rate=self.head_rate or self.rate)
+
     def begin(self, fed: Federation) -> FedPACState:
         """The body of a fresh model, which clients make themselves, and no centroid."""
         classes, body = fed.net.classes, fed.new_model().packed("body")
@@ -92,10 +97,9 @@ class FedPAC(Method):
     def round(self, fed: Federation, state: FedPACState) -> FedPACState:
         """Let the cohort train, average bodies and centroids, and give every client its mix of heads."""
         cohort = fed.sample(self.participation)
-        alone = replace(self.local, epochs=self.head_epochs, steps=None, rate=self.head_rate or self.rate)
         pull = self.strength * state.known.to(state.centroids)
         told = {"body": state.body, "centroids": state.centroids, "pull": pull}
-        replies = fed.run(train_aligned, cohort, shared=told, alone=alone, local=self.local)
+        replies = fed.run(train_aligned, cohort, shared=told, alone=self.alone, local=self.local)
         if self.collaboration:
             weights = collaboration(replies.shares.cpu().double(), replies.variance.cpu().double())
             fed.ask(take_head, replies.clients, each={"head": weights.to(replies.head) @ replies.head})

@@ -53,6 +53,11 @@ class FedRep(Method):
         super().check(fed)
         fed.net.part(self.head)
 
+    @property
+    def alone(self) -> LocalTraining:
+        """How clients train their heads."""
+        return replace(self.local, epochs=self.head_epochs, steps=None)
+
     def begin(self, fed: Federation) -> FedRepState:
         """The body of a fresh model, which clients make themselves."""
         return FedRepState(fed.new_model().packed(f"not {self.head}"))
@@ -60,8 +65,7 @@ class FedRep(Method):
     def round(self, fed: Federation, state: FedRepState) -> FedRepState:
         """Send the body out, and take the mean of what comes back."""
         cohort = fed.sample(self.participation)
-        alone = replace(self.local, epochs=self.head_epochs, steps=None)
-        replies = fed.run(train_in_turn, cohort, shared=state.body, alone=alone, local=self.local, head=self.head)
+        replies = fed.run(train_in_turn, cohort, shared=state.body, alone=self.alone, local=self.local, head=self.head)
         return FedRepState(replies.weights(self.weighting).to(replies.body) @ replies.body)
 
     def serve(self, fed: Federation, state: FedRepState) -> serving.Served:

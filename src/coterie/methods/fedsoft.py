@@ -131,7 +131,7 @@ def count_best(clients: Clients, models: Models) -> Outputs:
     return {"fitted_best": mixing.best_counts(clients.losses(models))}
 
 
-@program
+@program(told={"own": "start=own"})
 def train_near(clients: Clients, mix: Models, pull: Tensor, local: LocalTraining, own: bool) -> Outputs:
     """FedSoft's client: train its own model, or the mix, pulled to the mix; keep what comes out and send it back."""
     start = clients.state("model", otherwise=clients.initial()) if own else mix

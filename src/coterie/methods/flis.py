@@ -181,7 +181,7 @@ class FLISHC(FLIS):
         return {"clusters": state.labels}
 
 
-@program
+@program(told={"on": "chosen_on"})
 def choose_and_train(clients: Clients, models: Models, local: LocalTraining, on: str) -> Outputs:
     """FLIS (DC)'s client: train the cluster model that fits best."""
     start = models.chosen(clients.best_fit(models, on))

@@ -70,7 +70,7 @@ class LGFedAvg(Method):
         return serving.kept("model", self.shares, state.shared if self.refresh else None)
 
 
-@program
+@program(told={"part": "shares"})
 def train_around(clients: Clients, shared_part: Tensor, local: LocalTraining, part: str) -> Outputs:
     """Put the shared part into the client's own model, train and keep that, and give the part back."""
     own = clients.state("model", otherwise=clients.initial()).patched(part, shared_part)

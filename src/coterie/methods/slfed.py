@@ -137,6 +137,11 @@ class SLFed(Method):
         """Why it needs classes."""
         return "trusts clients by the classes that models see in synthetic samples"
 
+    @property
+    def gan(self) -> LocalTraining:
+        """How clients train their GANs."""
+        return LocalTraining(steps=self.gan_steps, batch=32, rate=self.gan_rate, momentum=0.5, clip=1.0)
+
     def begin(self, fed: Federation) -> SLFedState:
         """Clients start from the same initial model, which they make themselves."""
         return SLFedState()
@@ -144,9 +149,8 @@ class SLFed(Method):
     def round(self, fed: Federation, state: SLFedState) -> SLFedState:
         """Train, meet, form opinions, choose contributors, and mix."""
         names, cohort = tuple(fed.names), fed.sample(self.participation)
-        gan = LocalTraining(steps=self.gan_steps, batch=32, rate=self.gan_rate, momentum=0.5, clip=1.0)
-        told: dict[str, Any] = {"names": names, "local": self.local, "gan": gan, "synthetic": self.synthetic}
-        told["since"] = last_refresh(fed.round, self.gan_refresh)
+        told: dict[str, Any] = {"local": self.local, "gan": self.gan, "synthetic": self.synthetic}
+        told |= {"names": names, "since": last_refresh(fed.round, self.gan_refresh)}
         here = fed.run(introduce, cohort, each={"links": self._links(fed, cohort)}, **told)
         here = fed.then(here, judge, names=names)
         here = fed.then(here, weigh, names=names, store=self.opinions)
@@ -216,7 +220,7 @@ class SLFed(Method):
 # The clients' side
 
 
-@program(letters=True)
+@program(letters=True, told={"since": "*"})
 def introduce(
     clients: Clients, links: Tensor, names: Names, local: LocalTraining, gan: LocalTraining, synthetic: int, since: int
 ) -> Outputs:

@@ -102,16 +102,19 @@ class StoCFL(Method):
         models = replies.average(self.weighting, of="cluster", by=by, otherwise=otherwise)
         return replace(state, model=replies.average(self.weighting), clusters=Clusters(models, labels))
 
+    @property
+    def passes(self) -> LocalTraining:
+        """How the anchor is trained."""
+        return LocalTraining(epochs=self.anchor_epochs, batch=self.anchor_batch, rate=self.rate, prior=self.prior)
+
     def _founded(self, fed: Federation, state: StoCFLState, cohort: np.ndarray) -> StoCFLState:
         """The clusters, with one more for each client of the cohort that was in none."""
         clusters = replace(state.clusters, labels=state.clusters.of(fed))
         new = cohort[(clusters.labels[cohort] < 0).numpy()]
-        passes = LocalTraining(epochs=self.anchor_epochs, batch=self.anchor_batch, rate=self.rate, prior=self.prior)
-        replies = (fed.ask if len(new) < len(cohort) else fed.run)(find_direction, new, local=passes)
+        replies = (fed.ask if len(new) < len(cohort) else fed.run)(find_direction, new, local=self.passes)
         if replies is None:
             return replace(state, clusters=clusters)
-        count = len(clusters.models)
-        clusters = clusters.joined(fed, replies.clients, torch.arange(count, count + len(replies)))
+        clusters = clusters.joined(fed, replies.clients, torch.arange(len(replies)) + len(clusters.models))
         models = Models.cat([clusters.models, state.model.expand(len(replies))])
         directions = Changes.cat([state.directions, replies.direction])
         return StoCFLState(state.model, Clusters(models, clusters.labels), directions)
@@ -134,7 +137,7 @@ class StoCFL(Method):
         return state.clusters.serve(fed, otherwise=state.model)
 
 
-@program
+@program(told={"local": "passes"})
 def find_direction(clients: Clients, local: LocalTraining) -> Outputs:
     """Psi: the change of the anchor by a little training, of which nothing stays."""
     anchor = clients.initial()

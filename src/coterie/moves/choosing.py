@@ -137,7 +137,7 @@ def paying(errors: np.ndarray, significance: float) -> int:
     return held
 
 
-@program
+@program(told={"parts": "blends", "looks": "*"})
 def train_and_judge(
     clients: Clients,
     start: Models,

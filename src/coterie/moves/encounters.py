@@ -77,7 +77,7 @@ def judge(clients: Clients, names: Names) -> None:
     remember(clients, table)
 
 
-@program(letters=True)
+@program(letters=True, told={"store": "opinions"})
 def weigh(clients: Clients, names: Names, store: trust.Store) -> None:
     """Turn encounters into evidence and opinions, and tell all opinions to those who were met."""
     own, table = clients.state("counts").cpu(), recall(clients, names)
@@ -95,7 +95,7 @@ def weigh(clients: Clients, names: Names, store: trust.Store) -> None:
         clients.write(row, names[other], "opinions", opinions=torch.from_numpy(table[row, :, OPINION]))
 
 
-@program(letters=True)
+@program(letters=True, told={"store": "opinions", "reveal": "topology=server"})
 def choose(clients: Clients, names: Names, present: Names, store: trust.Store, reveal: bool) -> Outputs:
     """Hear what others think, choose contributors among those present, and ask for their models.
 
@@ -123,7 +123,7 @@ def choose(clients: Clients, names: Names, present: Names, store: trust.Store, r
     return {}
 
 
-@program
+@program(simulated=True)
 def show_opinions(clients: Clients, names: Names) -> Outputs:
     """How uncertain each client is of the others, and their weights in its model; for simulations alone."""
     table = torch.from_numpy(recall(clients, names))
@@ -136,13 +136,13 @@ def adopt(clients: Clients, model: Models) -> None:
     clients.keep(model=model)
 
 
-@program(letters=True)
+@program(letters=True, told={"mode": "sharing"})
 def share(clients: Clients, names: Names, mode: secure_sums.Mode) -> None:
     """For every client that asked, split the own model, times its weight, among all contributors (Eq. 17)."""
     secure_sums.send_shares(clients, names, clients.state("model"), mode)
 
 
-@program(letters=True)
+@program(letters=True, told={"mode": "sharing"})
 def respond(clients: Clients, names: Names, mode: Literal["additive", "scalar"]) -> None:
     """Send every client that asked the sum of the received shares and the own one (Eq. 18)."""
     secure_sums.send_sums(clients, names, clients.state("model"), mode)

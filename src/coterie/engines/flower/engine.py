@@ -289,6 +289,8 @@ class FlowerEngine:
         """Admit the site at a new node if it fits the task and its name is free: as a new one, or one that is back."""
         problem = self._mismatch(hello)
         known = next((site for site in self._sites if site.name == name), None)
+        if problem is None and (own := self._registered(node)) not in ("", name):
+            problem = f"its node key is that of {own}"
         if problem is None and known is not None and known.node is not None:
             problem = "another node has this name already"
         if problem is not None:
@@ -300,6 +302,11 @@ class FlowerEngine:
         else:
             log.info("site %s has joined, with %s training samples", name, hello["samples"] or "uncounted")
             self._sites.append(_KnownSite(name, hello["samples"] or 0, node))
+
+    def _registered(self, node: int) -> str:
+        """The name under which the key of a node is registered; an empty text where the transport knows none."""
+        registered = getattr(self.transport, "registered", None)
+        return "" if registered is None else str(registered(node))
 
     def _mismatch(self, hello: Mapping[str, Any]) -> str | None:
         """What in a site's answer to the greeting does not fit this task; None if all does."""

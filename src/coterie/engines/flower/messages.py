@@ -51,13 +51,19 @@ class GridTransport:
 
     def __init__(self, grid: Grid, lifetime: float, kind: str = MESSAGE_TYPE) -> None:
         self._grid, self._lifetime, self._kind = grid, lifetime, kind
+        self._names: dict[int, str] = {}
         # A reply can be seen a moment before its content is there. Then Flower's grid sleeps for a second: most of what
         # a short round takes, and it has no option for that.
         http_grid.pull_objects = partial(pull_objects, initial_backoff=0.05, backoff_cap=1.0)
 
     def nodes(self) -> set[int]:
         """The nodes that are connected now."""
-        return set(self._grid.get_node_ids())
+        self._names = {node.node_id: node.name for node in self._grid.get_nodes()}
+        return set(self._names)
+
+    def registered(self, node: int) -> str:
+        """The name under which the key of a node is registered; an empty text if it has none."""
+        return self._names.get(node, "")
 
     def send(self, messages: Mapping[int, Mapping[str, bytes]]) -> dict[int, str]:
         """Send each node its message. Returns for each node the name that its message has got."""

@@ -1,17 +1,24 @@
 """A real site as it answers the server: one client with its own data and its own installation.
 
 A server can say `hello`, ask for the `keys` of a round, and `call` a program by its name. What runs is what this
-installation has registered and the site's settings allow; net, data and label set are the site's own. Whatever else a
-message asks is refused.
+installation has registered and the site's settings allow; net, data and label set are the site's own. A site pins the
+method that it takes part in: then a program runs if that method's own code asks for it, with the settings that the
+method has at the site, and as often in a round as the method asks (`coterie.server.protocol`). Bounds on batches,
+steps, rounds, sizes and time hold besides (`coterie.clients.guard.Limits`). Whatever else a message asks is refused.
 """
 
+import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
-from functools import cached_property, lru_cache
-from math import isfinite
+from functools import lru_cache
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +27,26 @@ import torch
 from torch import Tensor
 
 from coterie.clients.clients import HOME, HOME_BLEND, HOME_PRIOR, HOME_WEIGHTS, CallContext
-from coterie.clients.guard import Limits
+from coterie.clients.guard import BoundError, Limits
 from coterie.clients.letters import Letter, Letters, checked_content
 from coterie.clients.memory import Value, size_of
 from coterie.clients.programs import Program, moments, program_named
-from coterie.clients.sealing import Identity, SealingError, Seals, read_peers
+from coterie.clients.sealing import Identity, Roster, SealingError, Seals, read_roster
 from coterie.core.errors import CoterieError, ProgramError
+from coterie.core.files import write_whole
 from coterie.data.population import Scales
 from coterie.engines.chunk import Host, run_chunk
+from coterie.engines.flower.audit import Trail
 from coterie.engines.flower.guard import SiteGuard
+from coterie.engines.flower.leaving import Leaving
 from coterie.engines.flower.versions import Version, Versions
 from coterie.engines.torch_flags import applied
 from coterie.methods import methods
 from coterie.nets import codec
-from coterie.nets.stacks import Models
+from coterie.nets.stacks import Models, Stack
 from coterie.server.federation import Call
+from coterie.server.method import Method
+from coterie.server.protocol import calls_of, objection
 from coterie.server.served_models import ServedModels
 
 log = logging.getLogger("coterie")
@@ -44,6 +56,12 @@ SCALING = ("shift", "scale", "target_shift", "target_scale")
 
 PROTOCOL = 1
 """The version of the messages between server and sites."""
+
+_WORDS, _LISTED = 500, 200
+"""How many characters of what a server says, and how many letters, an entry of the audit log has."""
+
+_SCORINGS = 3
+"""How often a round is scored at most: as it is, and once more at the end of a run."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +76,8 @@ class Rules:
     """Folder for what the client keeps between rounds."""
     allow: tuple[str, ...]
     """Programs that the server may ask for, with `*` as a wildcard."""
+    method: Method | None = None
+    """The method that it takes part in; without one, any that `allow` has programs of, set as the server likes."""
     shift: tuple[float, ...] = ()
     """What is subtracted from inputs, per channel, if the settings say it."""
     scale: tuple[float, ...] = ()
@@ -74,8 +94,14 @@ class Rules:
     """This site's private identity for letters."""
     peers: Path | None = None
     """The pinned public identities of all sites."""
+    ca: Path | None = None
+    """The certificate of the authority that must have signed these; without it they are taken as they are."""
     limits: Limits = field(default_factory=Limits)
     """Bounds on what this site does for others."""
+    leaving: Leaving = field(default_factory=Leaving)
+    """What is done to answers before they leave."""
+    audit: Path | None = None
+    """The file that says what the site was asked and what left it."""
 
 
 class RemoteSite:
@@ -89,37 +115,94 @@ class RemoteSite:
         self._scaled = None if scaled is None else lru_cache(maxsize=1)(scaled)
         self._introduced = False
         self._guard = SiteGuard(rules.limits, folder=rules.state / "given")
+        self._method = rules.method
+        self._known: tuple[Roster, Seals] | None = None
+        self._trail = None if rules.audit is None else Trail(rules.audit)
+        self._calls = Counter() if self._method is None else calls_of(self._method)
 
-    @cached_property
+    @property
     def _seals(self) -> Seals:
-        """What seals this site's letters and opens those of others."""
+        """What seals this site's letters and opens those of others, with the list of peers as it is now."""
         rules = self._rules
         if rules.identity is None or rules.peers is None:
             raise CoterieError("this site has no identity for letters: set identity and peers in its settings")
-        identity, peers = Identity.read(rules.identity), read_peers(rules.peers)
-        return Seals(rules.name, identity, peers, rules.state / "letters")
+        roster = read_roster(rules.peers)
+        if self._known is None or self._known[0] != roster:
+            if rules.ca is not None:
+                self._check_roster(roster, rules.peers, rules.ca)
+            identity = Identity.read(rules.identity)
+            self._known = roster, Seals(rules.name, identity, roster.identities, rules.state / "letters")
+        return self._known[1]
+
+    def _check_roster(self, roster: Roster, path: Path, ca: Path) -> None:
+        """Refuse a list of peers that the authority has not signed, or that is older than one that was here before."""
+        try:
+            roster.check(ca.read_bytes())
+        except (OSError, SealingError) as error:
+            raise SealingError(f"{path}: {error}") from error
+        newest = self._rules.state / "peers.serial"
+        before = int(newest.read_text()) if newest.is_file() else 0
+        if roster.serial < before:
+            raise SealingError(
+                f"{path}: list {roster.serial}, but list {before} was here before: who is no longer on it could come "
+                "back by an old one; get the newest from the leader"
+            )
+        if roster.serial > before:
+            newest.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_whole(newest, str(roster.serial))
 
     def answer(self, request: Mapping[str, bytes]) -> bytes:
-        """The answer to a message. A wrong one never ends the site: it refuses, and logs the reason."""
+        """The answer to a message. A wrong one never ends the site: it refuses, and logs the reason.
+
+        What was asked and what leaves is in the audit log, if there is one, before the answer leaves.
+        """
+        about: dict[str, Any] = {"what": "nothing that can be read", "question": _digest_of(request).hex()}
+        answer = self._answered(request, about)
+        if self._trail is None:
+            return answer
         try:
+            self._trail.note(**about, answer=hashlib.sha256(answer).hexdigest(), bytes=len(answer))
+        except CoterieError as error:
+            log.error("refused: %s", error)
+            return codec.dump({"refused": "this site's audit log cannot be written"})
+        return answer
+
+    def _answered(self, request: Mapping[str, bytes], about: dict[str, Any]) -> bytes:
+        """The answer to a message; what the audit log says about both is added to `about`."""
+        try:
+            if (size := sum(map(len, request.values()))) > 1e6 * self._rules.limits.megabytes:
+                raise CoterieError(f"a message of {size} bytes: at most {self._rules.limits.megabytes} MB here")
             asked = codec.load(request["request"], self._nets)
             if not isinstance(asked, dict) or asked.get("format") != PROTOCOL:
                 raise CoterieError(f"not a message of format {PROTOCOL}")
             handlers = {"hello": self._hello, "keys": self._keys, "call": self._call}
             kind = asked.get("ask")
+            about |= _described(asked)
             if kind not in handlers:
                 raise CoterieError(f"asked for {kind!r}, which is none of {', '.join(handlers)}")
             shared = codec.load(request["shared"], self._nets) if "shared" in request else {}
-            return codec.dump(handlers[kind](asked, shared))
+            with within(self._rules.limits.seconds):
+                answer = handlers[kind](asked, shared, _digest_of(request))
+            about |= {"outcome": "answered", **_left(answer)}
+            return codec.dump(answer)
         except ProgramError as error:
+            if isinstance(error.__cause__, BoundError):
+                return self._refuse(str(error.__cause__), about)
             log.exception("a program failed")
+            about |= {"outcome": "failed", "reason": _short(error)}
             return codec.dump({"failed": str(error)})
         except (CoterieError, KeyError, TypeError, ValueError, AttributeError) as error:
             reason = str(error) if isinstance(error, CoterieError) else f"malformed message ({error!r})"
-            log.warning("refused: %s", reason)
-            return codec.dump({"refused": reason})
+            return self._refuse(reason, about)
 
-    def _hello(self, asked: Mapping[str, Any], shared: Any) -> dict[str, Any]:
+    @staticmethod
+    def _refuse(reason: str, about: dict[str, Any]) -> bytes:
+        """An answer that refuses, for this reason."""
+        log.warning("refused: %s", reason)
+        about |= {"outcome": "refused", "reason": _short(reason)}
+        return codec.dump({"refused": reason})
+
+    def _hello(self, asked: Mapping[str, Any], shared: Any, question: bytes) -> dict[str, Any]:
         """Who this site is, and what must fit the task: all that a server learns before it calls a program."""
         if not self._introduced:  # it is asked again and again
             told = "its name, how many samples it trains on, labels, net and task"
@@ -140,36 +223,44 @@ class RemoteSite:
             **{name: list(getattr(self._rules, name)) or None for name in SCALING},
         }
 
-    def _keys(self, asked: Mapping[str, Any], shared: Any) -> dict[str, Any]:
+    def _keys(self, asked: Mapping[str, Any], shared: Any, question: bytes) -> dict[str, Any]:
         """This site's signed key, with which letters to it are sealed in a round."""
         return {"announcement": self._seals.announce(_text(asked["run"]), _whole(asked["round"]))}
 
-    def _call(self, asked: Mapping[str, Any], shared: Any) -> dict[str, Any]:
+    def _call(self, asked: Mapping[str, Any], shared: Any, question: bytes) -> dict[str, Any]:
         """Run a program: its outputs, whether the client keeps anything new, sealed letters, and how many samples."""
         program = self._allowed(_text(asked["program"]))
         run, at = _text(asked["run"]), _context(asked["at"])
         if at.scoring != program.scoring:
             raise CoterieError(f"program {program.name}: test data is for scoring programs, and only for them")
+        settings = dict(asked["settings"])
+        self._check_protocol(program, settings, at)
         host = self._host_for(program, asked.get("scales"))
         versions = Versions(self._rules.state / "memory", run)
         base, builds_on = _version(asked["base"]), _version(asked["builds_on"])
         memory = versions.read(builds_on, self._nets)
         letters = Letters(self._opened(asked["letters"], run, at))
-        each, settings = _values(asked["each"]), dict(asked["settings"])
+        each = _values(asked["each"])
         _check_inputs(program, each, _values(shared), settings)
+        self._check_sizes(each, _values(shared))
+        self._count(program, run, at, question)
         call = Call(program, np.array([0]), each, _values(shared), settings, at, letters)
         precision = self._rules.precision
         with nullcontext() if precision is None else applied(precision, self._net.device):
             outputs, kept, written = run_chunk(call, memory, host, self._guard)
+        outputs = self._leaving(program, outputs, call)
         sealed = self._sealed(written, asked["announcements"], run, at)
+        ended = HOME in kept
         self._take_home(kept, host)
+        if ended and program.scoring and self._rules.identity is not None:  # what the run's letters need is over, too
+            self._seals.forget(run)
         if kept:
             memory.update(torch.tensor([0]), {name: value.to("cpu") for name, value in kept.items()})
             version = (at.number, at.phase)
             versions.write(version, memory)
             versions.keep_only([base, builds_on, version])
         what = "scored" if program.scoring else "ran"
-        log.info("round %d: %s %s; sent %s", at.number, what, program.name, _left(outputs, sealed))
+        log.info("round %d: %s %s; sent %s", at.number, what, program.name, _in_words(outputs, sealed))
         return {"outputs": dict(outputs), "kept": bool(kept), "letters": sealed, "samples": self._host.samples}
 
     def _take_home(self, kept: dict[str, Value], host: Host) -> None:
@@ -207,6 +298,46 @@ class RemoteSite:
         if found.simulated:
             raise CoterieError(f"program {name} gives what a client keeps to itself: it is for simulations only")
         return found
+
+    def _check_protocol(self, program: Program, settings: Mapping[str, Any], at: CallContext) -> None:
+        """Refuse a call that this site's method would not make."""
+        method = self._method
+        if method is None or program.scoring or (program is moments and self._scaled is not None):
+            return
+        if program not in self._calls:
+            raise CoterieError(f"program {program.name} is none of {method.name}, this site's method")
+        if at.number > method.rounds:
+            raise CoterieError(f"round {at.number}: this site's method has {method.rounds} rounds")
+        if at.prior != method.local.own_prior:
+            raise CoterieError(f"a smoothing of priors of {at.prior}: this site's method has {method.local.own_prior}")
+        if reason := objection(method, program, settings, at.number):
+            raise CoterieError(f"program {program.name} of {method.name}: {reason}")
+
+    def _check_sizes(self, *given: Mapping[str, Value]) -> None:
+        """Refuse more models than this site takes."""
+        most = self._rules.limits.models
+        for name, value in (pair for part in given for pair in part.items()):
+            if isinstance(value, Models) and prod(value.shape) > most:
+                raise CoterieError(f"{name}: {prod(value.shape)} models, at most {most} here (limits.models)")
+
+    def _count(self, program: Program, run: str, at: CallContext, question: bytes) -> None:
+        """Note what is asked, and refuse what is asked too often."""
+        if not program.scoring:
+            self._guard.count_round(run, at.number)
+        if self._rules.leaving.noise:  # many answers to one question would tell what is below the noise
+            question += os.urandom(16)
+        if self._method is not None:
+            self._guard.count_call(run, at.number, program.name, question, self._calls.get(program, _SCORINGS))
+
+    def _leaving(self, program: Program, outputs: Mapping[str, Value], call: Call) -> dict[str, Value]:
+        """What leaves of the outputs of a program, as this site's settings want it."""
+        leaving = self._rules.leaving
+        if not leaving.clip or program.scoring:
+            return dict(outputs)
+        if program.letters:
+            raise CoterieError(f"program {program.name} writes letters, which this site cannot clip (leaving.clip)")
+        shared = [value.expand(1, *([] if isinstance(value, Stack) else value.shape)) for value in call.shared.values()]
+        return leaving.treated(outputs, [*call.each.values(), *shared])
 
     def _opened(self, letters: Sequence[Any], run: str, at: CallContext) -> list[Letter]:
         """The letters that can be read and trusted. Others are left out, and the call goes on without them."""
@@ -249,6 +380,64 @@ class RemoteSite:
                 continue
             sealed.append(replace(letter, content=content))
         return sealed
+
+
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Refuse what takes longer. It can be cut short in the main thread alone, where a site answers."""
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def end(*told: Any) -> None:
+        raise BoundError(f"an answer takes longer than {seconds:g} s (limits.seconds)")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _digest_of(request: Mapping[str, bytes]) -> bytes:
+    """A digest of all parts of a message."""
+    whole = hashlib.sha256()
+    for name, part in sorted(request.items()):
+        whole.update(hashlib.sha256(name.encode()).digest() + hashlib.sha256(part).digest())
+    return whole.digest()
+
+
+def _short(told: object) -> str:
+    """What somebody says, as an audit log has it: not at any length."""
+    text = str(told)
+    return text if len(text) <= _WORDS else text[:_WORDS] + " ..."
+
+
+def _described(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What a message asks, as an audit log has it."""
+    about = {"what": _short(asked.get("ask"))}
+    about |= {name: _short(asked[name]) for name in ("run", "round", "program") if name in asked}
+    at = asked.get("at")
+    if isinstance(at, dict):
+        about |= {"round": _short(at.get("number")), "call": _short(at.get("phase"))}
+    if isinstance(asked.get("settings"), dict):
+        about["settings"] = _short({str(name): str(value) for name, value in asked["settings"].items()})
+    return about
+
+
+def _left(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """What leaves in an answer, as an audit log has it: bytes by name, and letters by receiver."""
+    if not isinstance(answer.get("outputs"), dict):
+        return {"left": _short(", ".join(answer))}
+    left = {name: sum(one.nbytes for one in _tensors(value)) for name, value in answer["outputs"].items()}
+    letters = Counter((letter.receiver, letter.subject) for letter in answer["letters"])
+    return {"left": left, "letters": [[*about, count] for about, count in sorted(letters.items())][:_LISTED]}
+
+
+def _tensors(value: Value) -> tuple[Tensor, ...]:
+    return tuple(value.tensors) if isinstance(value, Stack) else (value,)
 
 
 def _text(value: Any) -> str:
@@ -297,7 +486,7 @@ def _check_inputs(program: Program, *given: Mapping[str, Any]) -> None:
             raise CoterieError(f"program {program.name} has no input {name!r}")
 
 
-def _left(outputs: Mapping[str, Value], letters: Sequence[Letter]) -> str:
+def _in_words(outputs: Mapping[str, Value], letters: Sequence[Letter]) -> str:
     """What leaves this site with an answer, in words: each output with its bytes, and to whom sealed letters go."""
     parts = [f"{name} ({size_of(value):,} bytes)" for name, value in outputs.items()]
     if letters:

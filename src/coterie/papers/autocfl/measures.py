@@ -122,7 +122,7 @@ class _Reported:
         """Nothing is left to keep at the end."""
 
 
-@program
+@program(simulated=True)
 def last_model(clients: Clients) -> Outputs:
     """The model that the client trained last."""
     return {"model": clients.state("_last", otherwise=clients.initial())}

@@ -157,7 +157,7 @@ class SyntheticSamples(Measure):
         return summary, details
 
 
-@program
+@program(simulated=True)
 def show_samples(clients: Clients, gan: LocalTraining, count: int) -> Outputs:
     """Synthetic samples of every client, in the units of prepared inputs."""
     samples: Tensor = unpacked(*synthetic(clients, gan, count, since=1))
