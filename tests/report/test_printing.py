@@ -55,6 +55,16 @@ def test_documents_are_as_they_should_be(table, name, write):
     assert said == (EXPECTED / name).read_text(encoding="utf-8")
 
 
+def test_a_number_above_a_column_says_of_which_axis():
+    axes = {"alpha": ("0.1", "0.5"), "method": ("a", "b")}
+    runs = {(alpha, method): seeds(0.5) for alpha in axes["alpha"] for method in axes["method"]}
+    made = bare(axes, runs, rows=("method",), columns=("alpha",))
+    for document in (markdown(made), latex(made), printed(made, 80)):
+        assert "alpha = 0.1" in document
+    turned = bare(axes, runs, rows=("alpha",), columns=("method",))  # the axis stands above its entries already
+    assert "alpha = " not in markdown(turned)
+
+
 # Terminals
 
 

@@ -21,6 +21,7 @@ from rich.text import Text
 from coterie.report.page import parts
 from coterie.report.results import SIGNIFICANT, Labels, Published, ResultCell, ResultTable, Summary, Verdict
 from coterie.report.tables import ruled
+from coterie.report.words import axis_and_label
 from coterie.studies.study import COLUMNS, OF_PAPERS
 
 _SIGNS = {Verdict.REPRODUCES: "≈", Verdict.DIFFERS: "≠", Verdict.INCOMPARABLE: "n/c"}
@@ -165,7 +166,8 @@ def _parts(table: ResultTable, column: Labels) -> tuple[str, ...]:
 
 
 def _heading(table: ResultTable, column: Labels, part: str) -> Labels:
-    labels = column or tuple(table.values)[:1]
+    named = tuple(map(axis_and_label, table.column_axes, column))
+    labels = named or tuple(table.values)[:1]
     return (*labels, part) if table.has_published else labels
 
 

@@ -11,3 +11,8 @@ METRICS: dict[str, str] = _WORDS["metrics"]
 FUNCTIONS: dict[str, str] = _WORDS["functions"]
 DIRECTIONS: dict[str, str] = _WORDS["directions"]
 KINDS: dict[str, str] = _WORDS["kinds"]
+
+
+def axis_and_label(axis: str, label: str) -> str:
+    """What stands above a column or a panel: a number alone would not say of what."""
+    return label if any(letter.isalpha() for letter in label) else f"{axis} = {label}"

@@ -21,6 +21,7 @@ from coterie.core.registry import Registry
 from coterie.report.figures import style
 from coterie.report.figures.grids import Grid
 from coterie.report.figures.records import NotRecordedError, Runs
+from coterie.report.words import axis_and_label
 from coterie.runs.folder import StoredRun
 from coterie.studies.campaign import Results
 from coterie.studies.study import FigureSpec, Place, matches
@@ -188,16 +189,11 @@ def _panels(
     entries = (dict.fromkeys(labels[axes.index(axis)] for labels in cells) for axis in wanted)
     method = axes.index("method")
     return {
-        tuple(map(_heading, wanted, place)): _named(
+        tuple(map(axis_and_label, wanted, place)): _named(
             {labels: runs for labels, runs in cells.items() if _part(labels, axes, wanted) == place}, telling, method
         )
         for place in product(*entries)
     }
-
-
-def _heading(axis: str, label: str) -> str:
-    """What stands above a panel: a number alone would not say of what."""
-    return label if any(letter.isalpha() for letter in label) else f"{axis} = {label}"
 
 
 def _telling(cells: Mapping[Place, list[StoredRun]], axes: Sequence[str], without: Sequence[str]) -> list[int]:
