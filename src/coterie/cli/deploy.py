@@ -33,7 +33,7 @@ _option = partial(flag, show_default=None)
 Out = Annotated[Path | None, flag("Folder of the run; by default a new one below `runs/`.")]
 AsJson = Annotated[bool, flag("Print the summary as JSON, and nothing else.", name="--json")]
 MinSites = Annotated[int, _option("A round counts if at least so many sites answer.", converter=whole)]
-Timeout = Annotated[float, _option("Seconds that a site has for an answer.")]
+Timeout = Annotated[float, _option("Seconds that a round may take, however many sites hang.")]
 Patience = Annotated[float, _option("Seconds that the run waits for missing sites before it stops.")]
 
 _ABOUT = """Run a method on real sites, over Flower: `coterie deploy local fedavg --sites 3` tries it on this machine.

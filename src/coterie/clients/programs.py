@@ -6,6 +6,9 @@ registered function: a call names it, and never brings code along.
 A program that writes letters has to say so, with `@program(letters=True)`: over a real network the letters are sealed,
 and the receivers' keys of the round must be fetched before such a program runs.
 
+A program declares what it gives (`coterie.clients.outputs`), with `@program(gives={"model": MODEL})`: a server holds
+what real sites answer against that, and one site's answer that does not fit costs that site its contribution alone.
+
 >>> fed = coterie.simulate(clients=3, net="mlp")
 >>> fed.run(coterie.programs.choose, shared=fed.new_models(2)).choice.shape
 torch.Size([3])
@@ -13,6 +16,7 @@ torch.Size([3])
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial, update_wrapper
 from typing import Any
 
@@ -20,9 +24,11 @@ from torch import Tensor
 
 from coterie.clients.clients import Clients
 from coterie.clients.memory import Value
+from coterie.clients.outputs import COUNT, MODEL, NUMBER, SHARE, Declared, Gives, Output, unlike
 from coterie.core.errors import CoterieError, SettingsError, unknown
 from coterie.core.records import stored_name
-from coterie.nets.stacks import Models
+from coterie.nets.net import Net
+from coterie.nets.stacks import Models, Stack
 from coterie.training.local import LocalTraining
 
 Outputs = Mapping[str, Value]
@@ -40,9 +46,15 @@ class Program:
     """
 
     def __init__(
-        self, function: Callable[..., Any], scoring: bool = False, letters: bool = False, simulated: bool = False
+        self,
+        function: Callable[..., Any],
+        scoring: bool = False,
+        letters: bool = False,
+        simulated: bool = False,
+        gives: Gives | None = None,
     ) -> None:
         self.function, self.scoring, self.letters, self.simulated = function, scoring, letters, simulated
+        self.gives = gives
         self.name = stored_name(function)
         parameters = list(inspect.signature(function).parameters.values())
         if not parameters:
@@ -66,13 +78,26 @@ class Program:
                 raise CoterieError(
                     f"program {self.name}: output {name!r} has shape {tuple(value.shape)} for {len(clients)} clients"
                 )
+        asked = {name: value[0] if isinstance(value, Tensor | Stack) else value for name, value in inputs.items()}
+        declared = self.declared(clients.net, asked)
+        if declared is not None and (problem := unlike(outputs, declared, clients.net)) is not None:
+            raise CoterieError(f"program {self.name} does not give what it declares: {problem}")
         return outputs
+
+    def declared(self, net: Net, asked: Mapping[str, Any]) -> Declared | None:
+        """All outputs for one client that gets these inputs and settings; None if the program does not declare them."""
+        return self.gives(net, asked) if callable(self.gives) else self.gives
 
 
 def program(
-    function: Callable[..., Any] | None = None, *, scoring: bool = False, letters: bool = False, simulated: bool = False
+    function: Callable[..., Any] | None = None,
+    *,
+    scoring: bool = False,
+    letters: bool = False,
+    simulated: bool = False,
+    gives: Gives | None = None,
 ) -> Any:
-    """Register a function as a program.
+    """Register a function as a program, which declares what it `gives` (see `coterie.clients.outputs`).
 
     A program for `scoring` may read test data, and no method can run it. One with `letters` may write to other clients.
     One that is `simulated` gives what a real client keeps to itself: no site runs it.
@@ -85,8 +110,8 @@ def program(
     torch.Size([3, 10])
     """
     if function is None:
-        return partial(program, scoring=scoring, letters=letters, simulated=simulated)
-    made = Program(function, scoring, letters, simulated)
+        return partial(program, scoring=scoring, letters=letters, simulated=simulated, gives=gives)
+    made = Program(function, scoring, letters, simulated, gives)
     programs[made.name] = made
     return made
 
@@ -102,7 +127,7 @@ def program_named(name: str) -> Program:
     return programs[name]
 
 
-@program
+@program(gives={"model": MODEL})
 def train(clients: Clients, start: Models, local: LocalTraining, pull: float = 0.0) -> Outputs:
     """Train on the client's own data, pulled towards the start if asked: the client of FedAvg and FedProx.
 
@@ -113,7 +138,13 @@ def train(clients: Clients, start: Models, local: LocalTraining, pull: float = 0
     return {"model": clients.train(start, local, pull=pull).models}
 
 
-@program
+def _evaluated(net: Net, asked: Mapping[str, Any]) -> Declared:
+    several = tuple(asked["models"].shape)
+    share = replace(SHARE, shape=several) if net.task.score == "accuracy" else Output(float, several)
+    return {"accuracy": share, "loss": replace(NUMBER, shape=several), "evaluated": COUNT}
+
+
+@program(gives=_evaluated)
 def evaluate(clients: Clients, models: Models, on: str = "validation") -> Outputs:
     """Accuracy and mean loss of models on the client's own data (0 if it has none), and the number of samples.
 
@@ -125,7 +156,7 @@ def evaluate(clients: Clients, models: Models, on: str = "validation") -> Output
     return {"accuracy": result.accuracy.nan_to_num(0), "loss": result.loss.nan_to_num(0), "evaluated": result.samples}
 
 
-@program
+@program(gives=lambda net, asked: {"choice": Output(int, least=0, most=len(asked["models"]) - 1)})
 def choose(clients: Clients, models: Models, on: str = "train") -> Outputs:
     """The place of the model, of several, that fits the client's own data best.
 
@@ -136,7 +167,7 @@ def choose(clients: Clients, models: Models, on: str = "train") -> Outputs:
     return {"choice": clients.best_fit(models, on)}
 
 
-@program
+@program(gives=lambda net, asked: {"label_histogram": Output(int, (net.classes,), least=0)})
 def label_histogram(clients: Clients, on: str = "train") -> Outputs:
     """How often the client has each label.
 
@@ -154,7 +185,7 @@ def own_prior(clients: Clients) -> Outputs:
     return {"prior": clients.prior}
 
 
-@program
+@program(gives={"moments": Output(float, (3, None))})
 def moments(clients: Clients) -> Outputs:
     """How many values each column has, their sum and the sum of their squares: all that scaling is made of.
 
@@ -164,7 +195,11 @@ def moments(clients: Clients) -> Outputs:
     return {"moments": clients.moments()}
 
 
-@program
+def _predicted(net: Net, asked: Mapping[str, Any]) -> Declared:
+    return {"predictions": Output(float, (*asked["models"].shape, len(asked["inputs"]), None))}
+
+
+@program(gives=_predicted)
 def predict(clients: Clients, models: Models, inputs: Tensor) -> Outputs:
     """What models give for prepared inputs, before the softmax.
 

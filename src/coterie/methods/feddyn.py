@@ -19,6 +19,7 @@ the mean size, which we do not.
 from typing import Annotated, Literal
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import MODEL
 from coterie.clients.programs import Outputs, program
 from coterie.core.fields import above
 from coterie.core.records import state
@@ -81,7 +82,7 @@ class FedDyn(Method):
         return serving.one(state.model if self.serves == "cloud" else state.mean, len(fed.names))
 
 
-@program
+@program(gives={"model": MODEL})
 def regularised_training(clients: Clients, start: Models, local: LocalTraining, alpha: float) -> Outputs:
     """Train with the dynamic regulariser, and add the change to the drift."""
     drift = clients.state("drift", otherwise=start.zeros())

@@ -16,6 +16,7 @@ gradients in the change, as in FedNova.
 from typing import Literal
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import CHANGES, MODEL
 from coterie.clients.programs import Outputs, program
 from coterie.core.fields import Positive
 from coterie.core.records import state
@@ -73,7 +74,7 @@ class Scaffold(Method):
         return ScaffoldState(model, control, clients)
 
 
-@program
+@program(gives={"model": MODEL, "control_change": CHANGES})
 def controlled_training(clients: Clients, start: Models, control: Changes, local: LocalTraining) -> Outputs:
     """SCAFFOLD's client, option II: c_i+ = c_i - c + (x - y_i) / (K eta_l)."""
     return train_controlled(clients, start, control, local, start.zeros(), local.momentum)

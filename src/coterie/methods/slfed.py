@@ -52,6 +52,7 @@ from torch import Tensor
 
 from coterie.clients import secure_sums
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import SHARE
 from coterie.clients.programs import Outputs, program
 from coterie.clients.secure_sums import Names
 from coterie.clients.synthesis import class_counts, last_refresh
@@ -216,7 +217,7 @@ class SLFed(Method):
 # The clients' side
 
 
-@program(letters=True)
+@program(letters=True, gives={"well": SHARE})
 def introduce(
     clients: Clients, links: Tensor, names: Names, local: LocalTraining, gan: LocalTraining, synthetic: int, since: int
 ) -> Outputs:

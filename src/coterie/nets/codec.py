@@ -47,9 +47,16 @@ def load(content: bytes, nets: Nets) -> Any:
     try:
         length = int.from_bytes(content[:8], "little")
         header = json.loads(content[8 : 8 + length])
-        return _value_of(json.loads(header["__metadata__"]["tree"]), load_tensors(content), nets)
-    except (SafetensorError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        return _value_of(json.loads(header["__metadata__"]["tree"]), _TakenOnce(load_tensors(content)), nets)
+    except (SafetensorError, ArithmeticError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CoterieError(f"damaged content: {error}") from error
+
+
+class _TakenOnce(dict[str, Tensor]):
+    """Tensors each of which is taken once, as `dump` writes them: so a value is never larger than its bytes are."""
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self.pop(key)
 
 
 def write(path: Path, value: Any) -> None:

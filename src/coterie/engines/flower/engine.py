@@ -2,8 +2,14 @@
 
 A site is known by its name. The transport knows only numbered nodes, of which a site may have another one after each
 start, and may lose any message. A site that dies, hangs, comes back or answers nonsense costs its own contribution to
-that round and nothing else. All that the engine needs of a network are the three verbs of `Transport`, so every fault
-can be tested without one.
+that round and nothing else: whatever is wrong with an answer (`coterie.engines.flower.answers`), and whatever fails
+while it is read, is that site's loss. All that the engine needs of a network are the three verbs of `Transport`, so
+every fault can be tested without one.
+
+A round takes `Waiting.timeout` at most: each exchange with the sites may take half of the time that is left, however
+many there are. A site that does not answer in time, or answers what cannot be, is asked nothing more in that round.
+If that happens again in the next round that it is asked in, it rests for a round, then for 3, for 7 and so on, until it
+does well again; it is asked earlier if a round has too few sites without it.
 
 What a client keeps lies at its site, in versions. A message says which version it builds on, and which one was final
 before the round; the site deletes all others. To undo what a site has kept, the engine points at the older version in
@@ -23,7 +29,7 @@ import numpy as np
 import torch
 
 from coterie.clients.clients import CallContext, Clients
-from coterie.clients.letters import Letter, Letters
+from coterie.clients.letters import Letters
 from coterie.clients.memory import Memory, Value
 from coterie.core.errors import CoterieError, NoAnswerError, ProgramError, SettingsError
 from coterie.core.fields import WITHOUT_EFFECT
@@ -32,14 +38,35 @@ from coterie.data.population import Scales
 from coterie.data.preparation import Preparation
 from coterie.data.schema import Schema
 from coterie.engines.chunk import ClientHost, joined, part_of, run_chunk
+from coterie.engines.flower.answers import (
+    WORDS,
+    Contribution,
+    NotFiniteError,
+    brief,
+    contribution,
+    is_count,
+    is_name,
+    is_plain,
+    largest,
+    too_far,
+)
 from coterie.engines.flower.site import PROTOCOL, SCALING
 from coterie.engines.flower.versions import Version
 from coterie.nets import codec
 from coterie.nets.net import Net
 from coterie.nets.stacks import Stack
-from coterie.server.federation import Answers, Call
+from coterie.server.federation import KEPT_FINITE, Answers, Call
 
 log = logging.getLogger("coterie")
+
+_NEW = "at a new node"
+"""What a site is called that has not said its name."""
+
+_LONGEST = 8
+"""After how many faults in a row a site no longer rests longer each time: then it is asked every 128 rounds."""
+
+_ANNOUNCEMENT = 1 << 12
+"""Bytes of a signed key at most."""
 
 
 class TooFewSitesError(CoterieError):
@@ -59,8 +86,12 @@ class Transport(Protocol):
     def send(self, messages: Mapping[int, Mapping[str, bytes]]) -> dict[int, str]:
         """Send each node a message of named parts. Returns for each node the name that its message has got."""
 
-    def receive(self, messages: Collection[str]) -> dict[str, bytes | None]:
-        """The answers that have arrived, by the name of the message; None where the node could not answer."""
+    def receive(self, messages: Collection[str], most: int) -> Mapping[str, bytes | Exception | None]:
+        """The answers that have arrived, by the name of the message, without waiting for any.
+
+        It is None where the node could not answer, and an error where its answer cannot be read or has more than `most`
+        bytes.
+        """
 
 
 @dataclass(frozen=True)
@@ -116,7 +147,7 @@ class Waiting:
     """How many sites must answer for a round to count."""
 
     timeout: Annotated[float, WITHOUT_EFFECT] = 600.0
-    """Seconds that a site has for an answer."""
+    """Seconds that a round may take: for each of its exchanges, sites have half of the time that is left to answer."""
 
     patience: Annotated[float, WITHOUT_EFFECT] = 300.0
     """Seconds that the run waits for sites that are missing, before it stops."""
@@ -145,10 +176,24 @@ class _KnownSite:
     """Training samples; 0 while the site has not counted them."""
     node: int | None
     """The number of its node now; None while it is not connected."""
+    first: int = 0
+    """How many samples it first said it has. It never counts with more."""
+    faults: int = 0
+    """In how many rounds in a row it has hung, or answered what cannot be."""
+    rests: int = 0
+    """Up to which start of a round it is not asked."""
+    answered: int = 0
+    """At which start of a round it last gave an answer that counted."""
     accepted: Version | None = None
     """The version of what it keeps after the last round that counted."""
     current: Version | None = None
     """The version of what it keeps after its last call."""
+
+    def counts(self, samples: Any) -> None:
+        """Take note of how many samples it says it has, if it says a number; more than at first are not believed."""
+        if is_count(samples):
+            self.first = self.first or samples
+            self.samples = min(samples, self.first)
 
 
 @dataclass
@@ -173,8 +218,10 @@ class FlowerEngine:
         self._strangers: set[int] = set()
         self._run = secrets.token_hex(8)
         self._round = 0
+        self._starts = 0
+        self._ends = 0.0
         self._announcements: dict[str, bytes] = {}
-        self._shapes: dict[tuple[str, str], Any] = {}
+        self._forms: dict[tuple[str, str], Any] = {}
         self._complaints: dict[str, str] = {}
         self._scales: Scales | None = None
         self.server: Sequence[int] = range(-len(self.own.shards) + 1, 0) if self.own else range(0)
@@ -227,15 +274,18 @@ class FlowerEngine:
         return [site.samples for site in self._sites]
 
     def present(self) -> np.ndarray:
-        """Positions of the sites that were connected when the roll was last called."""
-        return np.array([position for position, site in enumerate(self._sites) if site.node is not None], dtype=int)
+        """Positions of the sites that were connected when the roll was last called, and do not rest."""
+        return np.array([position for position, site in enumerate(self._sites) if self._takes_part(site)], dtype=int)
+
+    def _takes_part(self, site: _KnownSite) -> bool:
+        return site.node is not None and site.rests <= self._starts
 
     def explain(self) -> str:
         """In words: who computes, and what a round needs."""
         waiting = self.waiting
         return (
             f"{len(self.present())} sites over Flower, each computing by itself; "
-            f"a round counts with {waiting.min_sites} of them, each has {waiting.timeout:g} s to answer"
+            f"a round counts with {waiting.min_sites} of them, and takes at most {waiting.timeout:g} s"
         )
 
     def gather(self, first: bool = True) -> None:
@@ -245,15 +295,21 @@ class FlowerEngine:
     def start_round(self, number: int) -> None:
         """Begin a round: see who is connected, and wait if these are too few."""
         self._round = number
+        self._starts += 1
         self._announcements = {}
         self._wait_for(self.waiting.min_sites)
+        self._ends = time.monotonic() + self.waiting.timeout
 
     def _wait_for(self, count: int) -> None:
         """Call the roll until this many sites are connected, or until the run's patience ends."""
         deadline = time.monotonic() + self.waiting.patience
         told = False
         while True:
+            self._ends = time.monotonic() + self.waiting.timeout
             self._call_the_roll()
+            if len(self.present()) < count:  # who rests is needed now
+                for site in self._sites:
+                    site.rests = 0
             there = len(self.present())
             if there >= count:
                 return
@@ -279,11 +335,16 @@ class FlowerEngine:
         if not new:
             return
         greeting = {"request": codec.dump({"format": PROTOCOL, "ask": "hello"})}
-        answers = self._exchange(dict.fromkeys(new, greeting))
+        answers = self._exchange(dict.fromkeys(new, greeting), WORDS)
+        self._strangers |= new - answers.keys()
         # Positions in the order of names, so that a run does not depend on who connects first.
-        introduced = sorted((str(answer.get("name")), node) for node, answer in answers.items())
+        introduced = sorted((brief(answer.get("name")), node) for node, answer in answers.items())
         for name, node in introduced:
-            self._introduce(name, node, answers[node])
+            try:
+                self._introduce(name, node, answers[node])
+            except Exception as error:  # whatever a greeting contains
+                log.warning("site %s is not admitted: %s", name, brief(error))
+                self._strangers.add(node)
 
     def _introduce(self, name: str, node: int, hello: Mapping[str, Any]) -> None:
         """Admit the site at a new node if it fits the task and its name is free: as a new one, or one that is back."""
@@ -296,10 +357,12 @@ class FlowerEngine:
             self._strangers.add(node)
         elif known is not None:
             log.info("site %s is back", name)
-            known.node, known.samples = node, hello["samples"] or known.samples
+            known.node = node
+            known.counts(hello["samples"])
         else:
             log.info("site %s has joined, with %s training samples", name, hello["samples"] or "uncounted")
-            self._sites.append(_KnownSite(name, hello["samples"] or 0, node))
+            self._sites.append(_KnownSite(name, 0, node))
+            self._sites[-1].counts(hello["samples"])
 
     def _mismatch(self, hello: Mapping[str, Any]) -> str | None:
         """What in a site's answer to the greeting does not fit this task; None if all does."""
@@ -311,6 +374,8 @@ class FlowerEngine:
             "parameters": self.net.parameters.total,
             "dtype": str(self.net.dtype),
         }
+        if not all(is_plain(value) for value in hello.values()):
+            return "its greeting has something else in it than texts and numbers"
         scaling = {name: list(getattr(self.task, name)) for name in SCALING}
         expected |= {name: given for name, given in scaling.items() if given}
         for name, value in expected.items():
@@ -322,54 +387,74 @@ class FlowerEngine:
             own = "the task's own"
             return f"its loss is {_brief(hello.get('loss') or own)}, the server's {self.net.task.own_loss or own}"
         called, samples = hello.get("name"), hello.get("samples")
-        if not isinstance(called, str) or not called or not (samples is None or _positive(samples)):
+        if not is_name(called) or not (samples is None or is_count(samples)):
             return "it does not say its name and its number of samples"
         return None
 
     # Carrying messages
 
-    def _exchange(self, messages: Mapping[int, Mapping[str, bytes]]) -> dict[int, Any]:
-        """Send messages to nodes and wait for their answers, without those that come too late or make no sense."""
-        who = dict.fromkeys(messages, "a new node")
-        who |= {site.node: site.name for site in self._sites if site.node is not None}
+    def _exchange(self, messages: Mapping[int, Mapping[str, bytes]], most: int) -> dict[int, Any]:
+        """Send messages to nodes and wait for their answers, without those that come too late or make no sense.
+
+        Answers may have `most` bytes, and half of the time that the round has left to arrive.
+        """
+        sites = {site.node: site for site in self._sites if site.node is not None}
         sent = self.transport.send(messages)
         open_messages = {message: node for node, message in sent.items()}
         answers: dict[int, Any] = {}
-        deadline = time.monotonic() + self.waiting.timeout
+        began = time.monotonic()
+        deadline = began + max(0.0, self._ends - began) / 2
         pause = self.waiting.poll
         while open_messages:
-            for message, content in self.transport.receive(list(open_messages)).items():
-                node = open_messages.pop(message)
-                answer = self._read(content, who[node])
+            for message, content in self.transport.receive(list(open_messages), most).items():
+                if (node := open_messages.pop(message, None)) is None:
+                    continue  # an answer that nobody has asked for, or a second one
+                answer = self._read(content, most, sites.get(node))
                 if answer is not None:
                     answers[node] = answer
             if open_messages and time.monotonic() >= deadline:
                 for node in open_messages.values():
-                    log.warning("site %s did not answer within %g s", who[node], self.waiting.timeout)
+                    self._blame(sites.get(node), f"did not answer within {deadline - began:.3g} s")
                 break
             if open_messages:
-                time.sleep(pause)
+                time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
                 pause = min(1.5 * pause, max(1.0, self.waiting.poll))
         return answers
 
-    def _read(self, content: bytes | None, name: str) -> dict[str, Any] | None:
+    def _read(self, content: bytes | Exception | None, most: int, site: _KnownSite | None) -> dict[str, Any] | None:
         """What a site answers; None, and a line in the log, if that is an error or makes no sense."""
+        name = site.name if site else _NEW
         if content is None:
             log.warning("site %s could not be reached", name)
             return None
         try:
+            if isinstance(content, Exception):
+                raise content
+            if len(content) > most:
+                raise CoterieError(f"{len(content)} bytes, where at most {most} are expected")
             answer = codec.load(content, {self.net.name: self.net})
             if not isinstance(answer, dict):
                 raise CoterieError(type(answer).__name__)
-        except CoterieError as error:
-            log.warning("site %s answers nonsense: %s", name, error)
+        except Exception as error:  # whatever the site has sent, it is its own loss
+            self._blame(site, f"answers nonsense: {brief(error)}")
             return None
         for kind in ("failed", "refused"):
             if kind in answer:
-                log.warning("site %s %s: %s", name, kind, answer[kind])
-                self._complaints[name] = str(answer[kind])
+                log.warning("site %s %s: %s", name, kind, brief(answer[kind]))
+                self._complaints[name] = brief(answer[kind])
                 return None
         return answer
+
+    def _blame(self, site: _KnownSite | None, what: str) -> None:
+        """Write down what a site did, and ask it nothing more in this round, nor in some more if it goes on so."""
+        if site is None:
+            log.warning("site %s %s", _NEW, what)
+            return
+        if site.rests <= self._starts:
+            site.faults += 1
+            site.rests = self._starts + 2 ** (min(site.faults, _LONGEST) - 1)
+        pause = site.rests - self._starts - 1
+        log.warning("site %s %s%s", site.name, what, f"; it rests for {pause} rounds" if pause else "")
 
     # Running programs
 
@@ -377,7 +462,7 @@ class FlowerEngine:
         """Run a program at the sites of a call, or on what the server itself holds."""
         if (call.clients < 0).all():
             return self._run_here(call)
-        nodes = {client: node for client in call.clients.tolist() if (node := self._sites[client].node) is not None}
+        asked = [client for client in call.clients.tolist() if self._takes_part(self._sites[client])]
         if call.program.letters:
             self._fetch_keys()
             if not self._announcements:
@@ -385,32 +470,51 @@ class FlowerEngine:
                     f"program {call.program.name} writes letters between clients, and the sites cannot give keys for "
                     "them: set identity and peers in their settings (`coterie deploy certs` makes both)"
                 )
-        shared = codec.dump(dict(call.shared))
-        messages = {}
-        for row, client in enumerate(call.clients.tolist()):
-            if client in nodes:
-                request = self._request(part_of(call, np.array([row])), self._sites[client])
-                messages[nodes[client]] = {"request": request, "shared": shared}
+        shared, there = codec.dump(dict(call.shared)), len(self.present())
+        rows = {client: row for row, client in enumerate(call.clients.tolist())}
+        calls = {client: part_of(call, np.array([rows[client]])) for client in asked}
+        messages, nodes = {}, {}
+        for client, own in calls.items():
+            site = self._sites[client]
+            assert site.node is not None
+            nodes[client] = site.node
+            messages[site.node] = {"request": self._request(own, site), "shared": shared}
         self._complaints = {}
-        answers = self._exchange(messages)
-        checked = {}
+        most = max((largest(own, self.net, len(self._sites)) for own in calls.values()), default=WORDS)
+        answers = self._exchange(messages, most)
+        found = {}
         for client, node in nodes.items():
-            if node in answers and (outputs := self._outputs(answers[node], self._sites[client].name)) is not None:
-                checked[client] = (answers[node], outputs)
-        checked = self._alike(call.program.name, checked)
+            if node in answers and (one := self._checked(answers[node], calls[client], client)) is not None:
+                found[client] = one
+        found = self._within_reason(call.program.name, self._alike(call.program.name, found))
         # If all sites were asked and all failed, they would fail again. If a part of them was asked, others may do it.
-        if messages and len(self._complaints) == len(messages) == len(self.present()):
+        if messages and len(self._complaints) == len(messages) == there:
             raise ProgramError(f"round {call.at.number}, no site can: {next(iter(self._complaints.values()))}")
-        self._enough(call, len(checked))
+        self._enough(call, len(found))
         letters = []
-        for client, (answer, _) in checked.items():
-            if _positive(answer.get("samples")):
-                self._sites[client].samples = answer["samples"]
-            if answer["kept"] is True:
-                self._sites[client].current = (call.at.number, call.at.phase)
-            letters += answer["letters"]
-        outputs = joined([outputs for _, outputs in checked.values()], torch.arange(len(checked)))
-        return Answers(np.array(list(checked)), outputs, Letters(letters))
+        for client, one in found.items():
+            site = self._sites[client]
+            site.counts(one.samples)
+            site.answered = self._starts
+            if one.kept:
+                site.current = (call.at.number, call.at.phase)
+            letters += one.letters
+        outputs = joined([one.outputs for one in found.values()], torch.arange(len(found)))
+        outputs[KEPT_FINITE] = torch.tensor([one.kept_finite for one in found.values()])
+        return Answers(np.array(list(found)), outputs, Letters(letters))
+
+    def _checked(self, answer: Mapping[str, Any], call: Call, client: int) -> Contribution | None:
+        """What a site contributes to a call for it alone; None, and a word in the log, if its answer does not fit."""
+        site = self._sites[client]
+        try:
+            return contribution(answer, call, self.net, site.name, self.names)
+        except NotFiniteError as error:
+            self._complaints[site.name] = str(error)
+            self._blame(site, f"has {error}")
+        except Exception as error:  # whatever is in the answer, it is the site's own loss
+            self._blame(site, f"answers {call.program.name} with nonsense: {brief(error)}")
+        self.reject(np.array([client]))
+        return None
 
     def _request(self, call: Call, site: _KnownSite) -> bytes:
         """The message that asks a site to run a call, which is of this site alone."""
@@ -430,34 +534,31 @@ class FlowerEngine:
         }
         return codec.dump(content)
 
-    def _outputs(self, answer: Mapping[str, Any], name: str) -> dict[str, Value] | None:
-        """The outputs in a site's answer; None if these are not one row each, or letters are not in the site's name."""
-        outputs, letters = answer.get("outputs"), answer.get("letters")
-        if (
-            isinstance(outputs, dict)
-            and isinstance(letters, list)
-            and isinstance(answer.get("kept"), bool)
-            and all(isinstance(value, Value) and tuple(value.shape[:1]) == (1,) for value in outputs.values())
-            and all(isinstance(letter, Letter) and letter.sender == name for letter in letters)
-        ):
-            return outputs
-        log.warning("site %s answers nonsense: not the outputs of one client", name)
-        return None
+    def _alike(self, program: str, found: dict[int, Contribution]) -> dict[int, Contribution]:
+        """The contributions whose outputs have the form that the program gave before, or that most sites give now.
 
-    def _alike(
-        self, program: str, answers: dict[int, tuple[Any, dict[str, Value]]]
-    ) -> dict[int, tuple[Any, dict[str, Value]]]:
-        """The answers whose outputs have the shapes that the program gave before, or that most sites give now."""
-        shapes = {client: _shape(outputs) for client, (_, outputs) in answers.items()}
-        counted = Counter(shapes.values()).most_common()
-        if len(counted) > 1:
-            usual = self._shapes.get((self._run, program), counted[0][0])
-            for client in [client for client, shape in shapes.items() if shape != usual]:
-                log.warning("site %s answers %s with wrongly shaped outputs", self._sites[client].name, program)
-                del answers[client]
-        elif counted:
-            self._shapes[self._run, program] = counted[0][0]
-        return answers
+        That decides what a program has not declared.
+        """
+        forms = {client: _form(one.outputs) for client, one in found.items()}
+        counted = Counter(forms.values()).most_common()
+        if not counted:
+            return found
+        usual = self._forms.get((self._run, program), counted[0][0])
+        others = [client for client, form in forms.items() if form != usual] if len(counted) > 1 else []
+        for client in others:
+            self._blame(self._sites[client], f"answers {program} with wrongly shaped outputs")
+            self.reject(np.array([client]))
+        if not others:
+            self._forms[self._run, program] = counted[0][0]
+        return {client: one for client, one in found.items() if client not in others}
+
+    def _within_reason(self, program: str, found: dict[int, Contribution]) -> dict[int, Contribution]:
+        """The contributions without those that are too far off all others."""
+        far = too_far(found)
+        for client, why in far.items():
+            self._blame(self._sites[client], f"is left out of {program}: {why}")
+            self.reject(np.array([client]))
+        return {client: one for client, one in found.items() if client not in far}
 
     def _enough(self, call: Call, answered: int) -> None:
         """Refuse a call that too few sites have answered; for scoring a single answer is enough."""
@@ -483,14 +584,15 @@ class FlowerEngine:
 
     def _fetch_keys(self) -> None:
         """Ask the sites for the signed keys with which letters to them are sealed in this round."""
-        there = {site.node: site.name for site in self._sites if site.node is not None}
+        there = {site.node: site.name for site in self._sites if site.node is not None and self._takes_part(site)}
         missing = {node: name for node, name in there.items() if name not in self._announcements}
         if not missing:
             return
         request = {"request": codec.dump({"format": PROTOCOL, "ask": "keys", "run": self._run, "round": self._round})}
-        for node, answer in self._exchange(dict.fromkeys(missing, request)).items():
-            if isinstance(answer.get("announcement"), bytes):
-                self._announcements[missing[node]] = answer["announcement"]
+        for node, answer in self._exchange(dict.fromkeys(missing, request), WORDS).items():
+            announcement = answer.get("announcement")
+            if isinstance(announcement, bytes) and len(announcement) <= _ANNOUNCEMENT:
+                self._announcements[missing[node]] = announcement
 
     # What clients keep lies at the sites; the engine only knows which version counts
 
@@ -500,9 +602,11 @@ class FlowerEngine:
             self._sites[client].current = self._sites[client].accepted
 
     def commit(self) -> None:
-        """Make final what sites have kept in this round."""
+        """Make final what sites have kept in this round; those that had no fault in it are trusted as before."""
         for site in self._sites:
             site.accepted = site.current
+            if self._takes_part(site) and site.answered == self._starts:
+                site.faults = 0
 
     def rollback(self) -> None:
         """Let all sites build on what they kept before this round."""
@@ -516,7 +620,10 @@ class FlowerEngine:
 
     def checkpoint(self) -> dict[str, Any]:
         """The run's name at the sites, and for each site its position, size and version."""
-        sites = [{"name": site.name, "samples": site.samples, "version": site.accepted} for site in self._sites]
+        sites = [
+            {"name": site.name, "samples": site.samples, "first": site.first, "version": site.accepted}
+            for site in self._sites
+        ]
         return {"run": self._run, "sites": sites, "scales": self._told_scales}
 
     def restore(self, content: Mapping[str, Any]) -> None:
@@ -529,7 +636,8 @@ class FlowerEngine:
         restored = []
         for entry in content["sites"]:
             site = newcomers.pop(entry["name"], None) or _KnownSite(entry["name"], 0, None)
-            site.samples = site.samples or entry["samples"]
+            site.first = entry.get("first") or entry["samples"]
+            site.samples = min(site.samples or entry["samples"], site.first)
             site.accepted = site.current = entry["version"]
             restored.append(site)
         self._sites = [*restored, *newcomers.values()]
@@ -538,19 +646,16 @@ class FlowerEngine:
         """The engine holds nothing that must be given back."""
 
 
-def _shape(outputs: Mapping[str, Value]) -> tuple[Any, ...]:
-    """The names, kinds, shapes and types of outputs: equal for two sites that give outputs of one form."""
+def _form(outputs: Mapping[str, Value]) -> tuple[Any, ...]:
+    """The names, kinds and shapes of outputs: equal for two sites whose outputs can be joined."""
     described = []
     for name, value in sorted(outputs.items()):
         tensors = value.tensors if isinstance(value, Stack) else (value,)
-        described.append((name, type(value).__name__, *((tensor.shape[1:], str(tensor.dtype)) for tensor in tensors)))
+        kinds = tuple((tensor.shape[1:], tensor.is_floating_point()) for tensor in tensors)
+        described.append((name, type(value).__name__, *kinds))
     return tuple(described)
 
 
-def _positive(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
 def _brief(value: Any) -> str:
-    text = str(value)
+    text = brief(value)
     return text if len(text) <= 100 else text[:100] + " ..."
