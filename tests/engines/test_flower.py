@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import sys
 import types
 from dataclasses import replace
@@ -690,6 +691,168 @@ def test_answers_that_are_late_or_come_twice_count_never_or_once(wires, tmp_path
     result = run_over(deployment(method, timeout=0.5), wires, tmp_path / "run")
     assert torch.equal(result.state.model.parameters, expected.state.model.parameters)
     assert [client["rounds_taken_part"] for client in result.clients] == [2, 3, 3]
+
+
+# Time: a round is over when its time is, whoever hangs
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that moves only while the engine sleeps."""
+    made = types.SimpleNamespace(now=0.0, monotonic=lambda: made.now, sleep=lambda seconds: made.move(seconds))
+
+    def move(seconds):
+        made.now += max(seconds, 1e-3)
+
+    made.move = move
+    monkeypatch.setattr("coterie.engines.flower.engine.time", made)
+    return made
+
+
+@pytest.mark.parametrize("name", ["fedavg", "slfed", "cafa"])
+def test_a_round_takes_its_time_at_most_though_another_site_hangs_in_every_exchange(name, sites, tmp_path, clock):
+    wires = Wires([site.open() for site in sites])
+    hung, begun = {}, []
+
+    def twist(node, number, answer):
+        # In every round the first site hangs at the first question, the second one at the next.
+        asked = codec.load(wires.sent[-1]["request"], {})
+        if asked["ask"] != "call":
+            return answer
+        number = asked["at"]["number"]
+        place = len(hung.setdefault(number, []))
+        if number > 1 and place < 2 and node not in hung[number]:
+            hung[number].append(node)
+            return ...
+        return answer
+
+    wires.twist = twist
+    options = {"synthetic": 10, "gan_steps": 3} if name == "slfed" else {}
+    made = deployment(coterie.methods.make(name, rounds=4, batch=8, **options), timeout=60.0, min_sites=1)
+
+    def watch(number):
+        begun.append(clock.now)
+
+    run_over(made, wires, tmp_path / "run", [Gate(watch)])
+    assert max(np.diff([0, *begun])) <= 60.0 + 0.1
+    assert sum(map(len, hung.values())) > 2
+
+
+def test_a_site_that_hangs_for_ever_costs_less_and_less(wires, tmp_path, clock):
+    wires.twist = lambda node, number, answer: ... if node == 8 and number > 9 else answer
+    result = run_over(deployment(coterie.FedAvg(rounds=40, batch=8), timeout=60.0), wires, tmp_path / "run")
+    assert [client["rounds_taken_part"] for client in result.clients] == [40, 40]
+    # It is asked in rounds 2, 3, 5, 9, 17 and 33, and each time for half of a round's time.
+    assert clock.now <= 6 * 30 + 40
+    assert "bonn did not answer within 30 s; it rests for 15 rounds" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_a_site_that_does_well_again_is_asked_as_before(wires, tmp_path, clock):
+    wires.twist = lambda node, number, answer: ... if node == 8 and 9 < number < 25 else answer
+    result = run_over(deployment(coterie.FedAvg(rounds=12, batch=8), timeout=60.0), wires, tmp_path / "run")
+    assert [client["client"] for client in result.clients] == ["aachen", "bonn", "celle"]
+    assert 5 < result.clients[1]["rounds_taken_part"] < 12
+
+
+def test_a_node_that_never_greets_is_not_waited_for_again(wires, tmp_path, clock):
+    wires.twist = lambda node, number, answer: ... if node == 8 else answer
+    result = run_over(deployment(coterie.FedAvg(rounds=5, batch=8), timeout=60.0), wires, tmp_path / "run")
+    assert [client["client"] for client in result.clients] == ["aachen", "celle"]
+    assert clock.now <= 31
+
+
+def test_who_rests_is_asked_when_a_round_has_too_few_without_it(wires, tmp_path, clock):
+    wires.twist = lambda node, number, answer: ... if node == 8 and 9 < number < 22 else answer
+
+    def leave(number):
+        wires.away = {9} if number == 5 else set()
+
+    result = run_over(
+        deployment(coterie.FedAvg(rounds=6, batch=8), timeout=60.0, min_sites=2), wires, tmp_path / "run", [Gate(leave)]
+    )
+    assert [record["round"] for record in result.rounds] == [1, 2, 3, 4, 5, 6]
+
+
+# Lost memory, and runs that go on
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedem"])
+def test_a_site_that_has_lost_what_it_kept_begins_anew_and_takes_part_at_once(name, sites, wires, tmp_path):
+    def lose(number):
+        if number == 2:
+            shutil.rmtree(tmp_path / "bonn" / "state")
+
+    options = {"components": 2} if name == "fedem" else {}
+    method = coterie.methods.make(name, rounds=4, batch=8, **options)
+    result = run_over(deployment(method), wires, tmp_path / "run", [Gate(lose)])
+    assert [client["client"] for client in result.clients] == ["aachen", "bonn", "celle"]
+    assert [client["rounds_taken_part"] for client in result.clients] == [4, 2, 4]
+    assert "site bonn has lost what it kept, and begins anew" in (tmp_path / "run" / "log.txt").read_text()
+    if name == "fedavg":  # where nothing is kept that counts, nothing is lost
+        whole = run_over(deployment(method), Wires([site.open() for site in sites]), tmp_path / "whole")
+        assert torch.equal(result.state.model.parameters, whole.state.model.parameters)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "feddc"])
+def test_where_the_server_counts_on_what_was_lost_the_log_says_so(name, wires, tmp_path):
+    def lose(number):
+        if number == 2:
+            shutil.rmtree(tmp_path / "bonn" / "state")
+
+    method = coterie.methods.make(name, rounds=4, batch=8)
+    result = run_over(deployment(method), wires, tmp_path / "run", [Gate(lose)])
+    assert [client["client"] for client in result.clients] == ["aachen", "celle"]
+    assert "bonn has lost what it kept, and cannot begin anew: the server" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def stopped_after_two(wires, out):
+    def stop(number):
+        if number == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_over(deployment(coterie.FedAvg(rounds=4, batch=8)), wires, out, [Gate(stop)])
+
+
+def test_a_run_that_goes_on_waits_for_those_that_were_there(wires, sites, tmp_path, clock):
+    method = coterie.FedAvg(rounds=4, batch=8)
+    whole = run_over(deployment(method), Wires([site.open() for site in sites]), tmp_path / "whole")
+    stopped_after_two(wires, tmp_path / "run")
+    wires.away = {8}
+    move = clock.move
+
+    def moved(seconds):
+        move(seconds)
+        if clock.now > 20:
+            wires.away = set()
+
+    clock.move = moved
+    again = run_over(deployment(method, patience=60.0), wires, tmp_path / "run")
+    same(again.rounds, whole.rounds)
+    assert 20 < clock.now < 40
+    assert "went_on_without" not in again.summary
+
+
+def test_a_run_that_goes_on_without_somebody_says_so(wires, tmp_path, clock):
+    stopped_after_two(wires, tmp_path / "run")
+    wires.away = {8}
+    again = run_over(deployment(coterie.FedAvg(rounds=4, batch=8), patience=60.0), wires, tmp_path / "run")
+    assert clock.now < 70
+    assert again.summary["went_on_without"] == [{"after_round": 1, "sites": ["bonn"]}]  # round 2 was not saved
+    assert StoredRun.read(tmp_path / "run").summary["went_on_without"] == again.summary["went_on_without"]
+    assert "the run goes on without bonn, which took part before" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_a_round_that_is_tried_again_waits_for_nobody_who_has_left(wires, tmp_path, clock):
+    def twist(node, number, answer):
+        if number in (10, 11):
+            wires.away = {8}
+            return None
+        return answer
+
+    wires.twist = twist
+    run_over(deployment(coterie.FedAvg(rounds=3, batch=8), patience=300.0), wires, tmp_path / "run")
+    assert clock.now < 10
 
 
 # What a site refuses

@@ -48,6 +48,7 @@ class FedDyn(Method):
     family = "global"
     sends = "a model each way"
     gives_away = "its trained model"
+    counts_on_memory = "the server adds up the drifts that clients keep"
 
     alpha: Annotated[float, above(0, "above 0; without a regulariser use fedavg")] = 0.1
     """Strength of the regulariser. The paper tunes it from 0.001 to 0.1."""

@@ -44,6 +44,7 @@ class Scaffold(Method):
     sends = "two models each way: the model and a control variate down, the trained model and the variate's change up"
     gives_away = "its trained model, and its mean gradient by the change of its control variate"
     sgd_only = "control variates are made for sgd"
+    counts_on_memory = "the server's control variate is the mean of those that clients keep"
 
     clip: float = 10.0
     """Longest gradient of a step (Euclidean norm); 0 does not clip. The paper does not, but a control variate remembers

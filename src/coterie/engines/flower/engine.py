@@ -14,7 +14,12 @@ does well again; it is asked earlier if a round has too few sites without it.
 What a client keeps lies at its site, in versions. A message says which version it builds on, and which one was final
 before the round; the site deletes all others. To undo what a site has kept, the engine points at the older version in
 its next message. A server that has lost its own last round so finds the version before. The name by which sites know a
-run is random, and stands in the run's checkpoint.
+run is random, and stands in the run's checkpoint. A site that has lost what it kept, with its disk perhaps, begins anew
+as one that has just joined, and is asked again at once. Where what a method carries at the server counts on what its
+clients keep, as a mean of control variates does, it cannot (`Method.counts_on_memory`): it rests, and the log says so.
+
+A run that goes on in another process waits for those that were there when it stopped, as long as its patience lasts;
+whom it goes on without is in the log and in the run's summary.
 """
 
 import logging
@@ -51,7 +56,7 @@ from coterie.engines.flower.answers import (
     too_far,
 )
 from coterie.engines.flower.site import PROTOCOL, SCALING
-from coterie.engines.flower.versions import Version
+from coterie.engines.flower.versions import LOST, Version
 from coterie.nets import codec
 from coterie.nets.net import Net
 from coterie.nets.stacks import Stack
@@ -210,6 +215,8 @@ class FlowerEngine:
     """The columns of the sites' tables, if they have tables: then these are scaled by what all sites know together."""
     own: ClientHost | None = None
     """What the server itself holds: its own samples as the first client, then the parts of the global test set."""
+    counts_on_memory: str = ""
+    """Why a site that has lost what it keeps cannot begin anew, as the log says it; empty if it can."""
     advice: str = "when they are back, go on with `coterie deploy resume`"
     """What the error says that a user can do when too few sites are there."""
 
@@ -217,12 +224,15 @@ class FlowerEngine:
         self._sites: list[_KnownSite] = []
         self._strangers: set[int] = set()
         self._run = secrets.token_hex(8)
+        self._runs_here = {self._run}
         self._round = 0
         self._starts = 0
         self._ends = 0.0
         self._announcements: dict[str, bytes] = {}
         self._forms: dict[tuple[str, str], Any] = {}
         self._complaints: dict[str, str] = {}
+        self._lost: set[str] = set()
+        self.went_on_without: list[dict[str, Any]] = []
         self._scales: Scales | None = None
         self.server: Sequence[int] = range(-len(self.own.shards) + 1, 0) if self.own else range(0)
 
@@ -440,6 +450,9 @@ class FlowerEngine:
             return None
         for kind in ("failed", "refused"):
             if kind in answer:
+                if site is not None and str(answer[kind]).startswith(LOST):
+                    self._lost.add(site.name)
+                    return None
                 log.warning("site %s %s: %s", name, kind, brief(answer[kind]))
                 self._complaints[name] = brief(answer[kind])
                 return None
@@ -473,22 +486,17 @@ class FlowerEngine:
         shared, there = codec.dump(dict(call.shared)), len(self.present())
         rows = {client: row for row, client in enumerate(call.clients.tolist())}
         calls = {client: part_of(call, np.array([rows[client]])) for client in asked}
-        messages, nodes = {}, {}
-        for client, own in calls.items():
-            site = self._sites[client]
-            assert site.node is not None
-            nodes[client] = site.node
-            messages[site.node] = {"request": self._request(own, site), "shared": shared}
-        self._complaints = {}
-        most = max((largest(own, self.net, len(self._sites)) for own in calls.values()), default=WORDS)
-        answers = self._exchange(messages, most)
+        self._complaints, self._lost = {}, set()
+        answers = self._ask(calls, shared)
+        if again := {client: own for client, own in calls.items() if self._begins_anew(self._sites[client])}:
+            answers |= self._ask(again, shared)
         found = {}
-        for client, node in nodes.items():
-            if node in answers and (one := self._checked(answers[node], calls[client], client)) is not None:
+        for client, answer in sorted(answers.items()):
+            if (one := self._checked(answer, calls[client], client)) is not None:
                 found[client] = one
         found = self._within_reason(call.program.name, self._alike(call.program.name, found))
         # If all sites were asked and all failed, they would fail again. If a part of them was asked, others may do it.
-        if messages and len(self._complaints) == len(messages) == there:
+        if calls and len(self._complaints) == len(calls) == there:
             raise ProgramError(f"round {call.at.number}, no site can: {next(iter(self._complaints.values()))}")
         self._enough(call, len(found))
         letters = []
@@ -502,6 +510,29 @@ class FlowerEngine:
         outputs = joined([one.outputs for one in found.values()], torch.arange(len(found)))
         outputs[KEPT_FINITE] = torch.tensor([one.kept_finite for one in found.values()])
         return Answers(np.array(list(found)), outputs, Letters(letters))
+
+    def _ask(self, calls: Mapping[int, Call], shared: bytes) -> dict[int, Any]:
+        """Send sites the calls that are for them, each for one alone, and give their answers, in the calls' order."""
+        nodes = {client: self._sites[client].node for client in calls}
+        messages = {
+            node: {"request": self._request(calls[client], self._sites[client]), "shared": shared}
+            for client, node in nodes.items()
+            if node is not None
+        }
+        most = max((largest(own, self.net, len(self._sites)) for own in calls.values()), default=WORDS)
+        answers = self._exchange(messages, most)
+        return {client: answers[node] for client, node in nodes.items() if node in answers}
+
+    def _begins_anew(self, site: _KnownSite) -> bool:
+        """Whether a site has just said that it has lost what it kept, and may go on as a new one; then it does."""
+        if site.name not in self._lost:
+            return False
+        if self.counts_on_memory:
+            self._blame(site, f"has lost what it kept, and cannot begin anew: {self.counts_on_memory}")
+            return False
+        log.warning("site %s has lost what it kept, and begins anew", site.name)
+        site.accepted = site.current = None
+        return True
 
     def _checked(self, answer: Mapping[str, Any], call: Call, client: int) -> Contribution | None:
         """What a site contributes to a call for it alone; None, and a word in the log, if its answer does not fit."""
@@ -614,22 +645,31 @@ class FlowerEngine:
 
     def reset(self) -> None:
         """Begin a new run, under a name of which no site has kept anything."""
-        self._run, self._scales = secrets.token_hex(8), None
+        self._run, self._scales, self.went_on_without = secrets.token_hex(8), None, []
+        self._runs_here.add(self._run)
         for site in self._sites:
             site.accepted = site.current = None
 
     def checkpoint(self) -> dict[str, Any]:
         """The run's name at the sites, and for each site its position, size and version."""
         sites = [
-            {"name": site.name, "samples": site.samples, "first": site.first, "version": site.accepted}
+            {
+                "name": site.name,
+                "samples": site.samples,
+                "first": site.first,
+                "version": site.accepted,
+                "there": site.node is not None,
+            }
             for site in self._sites
         ]
-        return {"run": self._run, "sites": sites, "scales": self._told_scales}
+        content = {"run": self._run, "round": self._round, "sites": sites, "scales": self._told_scales}
+        return content | ({"went_on_without": self.went_on_without} if self.went_on_without else {})
 
     def restore(self, content: Mapping[str, Any]) -> None:
         """Go on with a run: its sites get back their positions, connected or not, and new ones come behind them."""
         self.reset()
-        self._run = content["run"]
+        self._run, self._round = content["run"], content.get("round", 0)
+        self.went_on_without = list(content.get("went_on_without", []))
         if (scales := content.get("scales")) is not None:
             self._scales = Scales(**{name: tuple(value) for name, value in scales.items()})
         newcomers = {site.name: site for site in self._sites}
@@ -641,6 +681,25 @@ class FlowerEngine:
             site.accepted = site.current = entry["version"]
             restored.append(site)
         self._sites = [*restored, *newcomers.values()]
+        if self._run not in self._runs_here:
+            self._runs_here.add(self._run)
+            self._wait_for_those({entry["name"] for entry in content["sites"] if entry.get("there")})
+
+    def _wait_for_those(self, names: Collection[str]) -> None:
+        """Wait for the sites of these names as long as the run's patience lasts, and take note of who has not come."""
+        deadline = time.monotonic() + self.waiting.patience
+        told = False
+        while missing := [site.name for site in self._sites if site.name in names and site.node is None]:
+            if time.monotonic() >= deadline:
+                log.warning("the run goes on without %s, which took part before", ", ".join(missing))
+                self.went_on_without.append({"after_round": self._round, "sites": missing})
+                return
+            if not told:
+                log.info("waiting for %s, which took part before", ", ".join(missing))
+                told = True
+            time.sleep(min(1.0, self.waiting.patience))
+            self._ends = time.monotonic() + self.waiting.timeout
+            self._call_the_roll()
 
     def close(self) -> None:
         """The engine holds nothing that must be given back."""
