@@ -71,7 +71,7 @@ class Workers:
             "common": host.common,
             "path": sys.path,
         }
-        codec.write(self._folder / "setup", setup)
+        codec.write(self._folder / "setup", setup, lasting=False)
         for process in self._processes:
             with contextlib.suppress(BrokenPipeError):  # that a worker has ended is noticed when it is asked something
                 process.ask("")
@@ -97,7 +97,7 @@ class Workers:
         """
         self._numbers += 1
         shared = self._folder / f"shared-{self._numbers}"
-        codec.write(shared, dict(calls[0].shared))
+        codec.write(shared, dict(calls[0].shared), lasting=False)
         waiting = list(range(len(calls)))
         results: list[Result | Exception | None] = [None] * len(calls)
         choosing = threading.Lock()
@@ -128,7 +128,7 @@ class Workers:
     def _ask(self, process: WorkerProcess, call: Call, memory: Memory, shared: Path) -> Result:
         """Let a worker run a call, and read what it gives."""
         path = self._folder / f"call-{process.pid}"
-        codec.write(path, self._content(call, memory))
+        codec.write(path, self._content(call, memory), lasting=False)
         try:
             process.ask(json.dumps([call.program.function.__module__, str(path), str(shared)]))
             line = process.answer()
@@ -195,7 +195,7 @@ def serve(place: str, questions: IO[str], answers: IO[str]) -> None:
         module, path, shared = json.loads(line)
         try:
             importlib.import_module(module)  # registers the program, and the records in its settings
-            codec.write(Path(path), _answer(host, Path(path), Path(shared)))
+            codec.write(Path(path), _answer(host, Path(path), Path(shared)), lasting=False)
             answer = {}
         except Exception as error:
             answer = {"error": str(error)}
