@@ -761,6 +761,14 @@ def test_a_node_that_never_greets_is_not_waited_for_again(wires, tmp_path, clock
     assert clock.now <= 31
 
 
+def test_a_node_whose_greeting_was_lost_is_asked_again_later(wires, tmp_path, clock):
+    wires.twist = lambda node, number, answer: None if node == 8 and number < 8 else answer
+    later = Gate(lambda number: clock.move(5))
+    result = run_over(deployment(coterie.FedAvg(rounds=5, batch=8), timeout=60.0), wires, tmp_path / "run", [later])
+    assert [client["client"] for client in result.clients] == ["aachen", "celle", "bonn"]
+    assert result.clients[-1]["rounds_taken_part"] == 4
+
+
 def test_who_rests_is_asked_when_a_round_has_too_few_without_it(wires, tmp_path, clock):
     wires.twist = lambda node, number, answer: ... if node == 8 and 9 < number < 22 else answer
 

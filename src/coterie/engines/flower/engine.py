@@ -223,6 +223,7 @@ class FlowerEngine:
     def __post_init__(self) -> None:
         self._sites: list[_KnownSite] = []
         self._strangers: set[int] = set()
+        self._unheard: dict[int, tuple[int, float]] = {}
         self._run = secrets.token_hex(8)
         self._runs_here = {self._run}
         self._round = 0
@@ -341,12 +342,17 @@ class FlowerEngine:
                 log.warning("site %s is no longer connected", site.name)
                 site.node = None
         self._strangers &= nodes  # one that was refused, left and came back gets another chance
-        new = nodes - {site.node for site in self._sites} - self._strangers
+        began = time.monotonic()
+        self._unheard = {node: tries for node, tries in self._unheard.items() if node in nodes}
+        silent = {node for node, (_, again) in self._unheard.items() if began < again}
+        new = nodes - {site.node for site in self._sites} - self._strangers - silent
         if not new:
             return
         greeting = {"request": codec.dump({"format": PROTOCOL, "ask": "hello"})}
         answers = self._exchange(dict.fromkeys(new, greeting), WORDS)
-        self._strangers |= new - answers.keys()
+        for node in new - answers.keys():  # asked again later, and the later the longer it has kept others waiting
+            tries, took = self._unheard.get(node, (0, 0.0))[0] + 1, time.monotonic() - began
+            self._unheard[node] = tries, began + took + 2 ** min(tries, 10) * (1 + took)
         # Positions in the order of names, so that a run does not depend on who connects first.
         introduced = sorted((brief(answer.get("name")), node) for node, answer in answers.items())
         for name, node in introduced:
