@@ -1,6 +1,7 @@
 """Files are whole at any moment, and a folder is one's own as long as it is locked."""
 
 import errno
+import os
 import signal
 import subprocess
 import sys
@@ -8,19 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from coterie.core.files import lock_folder, write_whole
+from coterie.core.files import StorageError, append_to, lock_folder, write_whole
 
 
 def test_a_file_is_whole_at_any_moment(tmp_path, monkeypatch):
     (tmp_path / "x").write_text("old")
 
-    def killed(path, content):
-        with path.open("wb") as file:
-            file.write(content[:2])
-        raise InterruptedError
+    def killed(descriptor):
+        raise KeyboardInterrupt
 
-    monkeypatch.setattr(Path, "write_bytes", killed)
-    with pytest.raises(InterruptedError):
+    monkeypatch.setattr(os, "fsync", killed)
+    with pytest.raises(KeyboardInterrupt):
         write_whole(tmp_path / "x", "newer")
     assert (tmp_path / "x").read_text() == "old"
 
@@ -71,3 +70,25 @@ def test_a_disk_without_locks_keeps_nobody_out(tmp_path, monkeypatch):
 
     monkeypatch.setattr("fcntl.flock", without)
     lock_folder(tmp_path)()
+
+
+@pytest.mark.parametrize("lasting", [True, False])
+def test_what_cannot_be_written_is_an_error_of_one_sentence_and_leaves_nothing(tmp_path, monkeypatch, lasting):
+    (tmp_path / "x").write_text("old")
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(StorageError, match=r"x: cannot be written \(No space left on device\)$"):
+        write_whole(tmp_path / "x", "newer", lasting)
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+    assert (tmp_path / "x").read_text() == "old"
+
+
+def test_a_line_is_appended_whole_or_not_at_all(tmp_path):
+    append_to(tmp_path / "x", b"one\n")
+    append_to(tmp_path / "x", b"two\n")
+    assert (tmp_path / "x").read_bytes() == b"one\ntwo\n"
+    with pytest.raises(StorageError, match="cannot be written"):
+        append_to(tmp_path / "none" / "x", b"one\n")

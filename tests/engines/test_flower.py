@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import sys
 import types
 from dataclasses import replace
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
+from safetensors.torch import save as save_tensors
 
 import coterie
 from coterie import Clients, program
 from coterie.clients.clients import CallContext
+from coterie.clients.letters import Letter
 from coterie.clients.sealing import Identity, write_peers
 from coterie.core.errors import ProgramError, SettingsError
 from coterie.data import Schema, Split, from_table
@@ -57,7 +60,7 @@ class Wires:
                 self.waiting[str(self.count)] = answer
         return names
 
-    def receive(self, messages):
+    def receive(self, messages, most):
         return {name: self.waiting.pop(name) for name in messages if name in self.waiting}
 
 
@@ -460,16 +463,24 @@ def test_a_part_of_the_sites_that_fail_costs_the_round_alone(wires, tmp_path):
     assert "at least 2 are needed (no memory); the round is tried again" in (tmp_path / "run/log.txt").read_text()
 
 
-def test_a_site_counts_with_the_samples_that_it_last_told(wires, tmp_path):
+def test_a_site_counts_with_the_samples_that_it_last_told_if_these_are_not_more_than_at_first(wires, tmp_path):
     def twist(node, number, answer):
-        content = codec.load(answer, {"mlp": simulated().net}) if number in (4, 5) else None
-        return answer if content is None else codec.dump({**content, "samples": 1000 if number == 4 else True})
+        content = codec.load(answer, {"mlp": simulated().net}) if number in (4, 5, 6) else None
+        told = {4: 5, 5: True, 6: 1000}
+        return answer if content is None else codec.dump({**content, "samples": told[number]})
 
     wires.twist = twist
-    result = run_over(deployment(coterie.FedAvg(rounds=1, batch=8)), wires, tmp_path / "run")
+    counted, average = [], coterie.FedAvg.step
+
+    def step(self, state, replies):
+        counted.append(replies.samples.tolist())
+        return average(self, state, replies)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(coterie.FedAvg, "step", step)
+        result = run_over(deployment(coterie.FedAvg(rounds=1, batch=8)), wires, tmp_path / "run")
+    assert counted == [[5, 23, 18]]
     assert [client["samples"] for client in result.clients] == [28, 23, 18]  # scoring told the truth again
-    alone = coterie.FedAvg(rounds=1, batch=8).fit(simulated())
-    assert abs(result.rounds[0]["loss_mean"] - alone.rounds[0]["loss_mean"]) > 1e-6
 
 
 def test_a_round_that_is_lost_again_and_again_stops_the_run(wires, tmp_path):
@@ -544,6 +555,335 @@ def test_two_nodes_cannot_have_one_name(sites, tmp_path, caplog):
         result = run_over(deployment(coterie.FedAvg(rounds=1, batch=8)), wires, tmp_path / "run")
     assert [client["client"] for client in result.clients] == ["aachen", "bonn"]
     assert "another node has this name already" in caplog.text
+
+
+# Hostile answers: each costs the site that gives it its contribution, and the run goes on as if it had not been asked
+
+
+def altered(answer, **outputs):
+    """A site's answer with other outputs."""
+    content = codec.load(answer, nets_of_sites())
+    content["outputs"] = content["outputs"] | outputs
+    return codec.dump(content)
+
+
+def nets_of_sites():
+    return {"mlp": simulated().net}
+
+
+def scaled(answer, factor=1.0, add=0.0):
+    model = codec.load(answer, nets_of_sites())["outputs"]["model"]
+    return altered(answer, model=Models(model.net, model.parameters * factor + add, model.buffers))
+
+
+def written(*letters):
+    return lambda answer: codec.dump({**codec.load(answer, nets_of_sites()), "letters": list(letters)})
+
+
+def only(outputs):
+    return lambda answer: codec.dump({"outputs": outputs, "kept": False, "letters": []})
+
+
+def unfolding(answer):
+    """2 MB that name the megabyte in them ten thousand times."""
+    part = {"$": "bytes", "of": {"$": "tensor", "of": "0"}}
+    tree = {"$": "dict", "of": [["outputs", {"$": "list", "of": [part] * 10_000}]]}
+    return save_tensors({"0": torch.zeros(1 << 20, dtype=torch.uint8)}, {"tree": json.dumps(tree)})
+
+
+HOSTILE = {
+    "letters of a program that writes none": (written(Letter("aachen", "bonn", "x", b"")), "letters"),
+    "letters in the name of another": (written(Letter("bonn", "celle", "x", b"")), "letters"),
+    "letters that are numbers": (written(5), "letters"),
+    "letters of wrong content": (written(Letter("aachen", "bonn", "x", 5)), "letters"),
+    "outputs of mixed names": (lambda answer: altered(answer, model=torch.ones(1)), "wrongly shaped outputs"),
+    "names that are none": (
+        lambda answer: codec.dump(
+            {"outputs": {1: torch.ones(1), "model": torch.ones(1)}, "kept": False, "letters": []}
+        ),
+        "not the outputs of one client",
+    ),
+    "another output besides": (
+        lambda answer: altered(answer, more=torch.ones(1)),
+        "outputs 'model', 'more', not 'model'",
+    ),
+    "empty outputs": (lambda answer: codec.dump({"outputs": {}, "kept": False, "letters": []}), "outputs none"),
+    "an answer without a part of it": (lambda answer: codec.dump({"outputs": {}}), "not the outputs of one client"),
+    "what unfolds": (unfolding, "damaged content"),
+    "what is too large": (lambda answer: codec.dump({"outputs": torch.zeros(10 << 20)}), "bytes, where at most"),
+    "what cannot be read": (lambda answer: ZeroDivisionError("in a record"), "answers nonsense: in a record"),
+    "deeply nested": (lambda answer: b"\xff" * 8 + b"[" * 100_000, "damaged content"),
+    "1e38": (lambda answer: scaled(answer, add=1e38), "away from what it was sent"),
+    "1e300": (lambda answer: scaled(answer, add=1e300), "away from what it was sent"),
+    "minus ten times the model": (lambda answer: scaled(answer, factor=-10), "away from what it was sent"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_answer_costs_its_site_alone_its_contribution(name, wires, tmp_path, caplog):
+    fault, message = HOSTILE[name]
+    method = coterie.FedAvg(rounds=3, batch=8)
+    wires.twist = lambda node, number, answer: None if number == 10 else answer
+    expected = run_over(deployment(method), wires, tmp_path / "unreached")
+    wires.count = 0
+    wires.twist = lambda node, number, answer: fault(answer) if number == 10 else answer
+    with caplog.at_level(logging.WARNING, logger="coterie"):
+        result = run_over(deployment(method), wires, tmp_path / "run")
+    assert torch.equal(result.state.model.parameters, expected.state.model.parameters)
+    assert [client["rounds_taken_part"] for client in result.clients] == [2, 3, 3]
+    assert any("aachen" in line and message in line for line in caplog.messages)
+
+
+def test_empty_outputs_of_the_first_of_two_cost_that_one_alone(wires, tmp_path):
+    wires.away = {9}
+    empty = codec.dump({"outputs": {}, "kept": False, "letters": []})
+    wires.twist = lambda node, number, answer: empty if number == 3 else answer  # two greetings came before
+    result = run_over(deployment(coterie.FedAvg(rounds=2, batch=8), min_sites=1), wires, tmp_path / "run")
+    assert [client["rounds_taken_part"] for client in result.clients] == [1, 2]
+
+
+@pytest.mark.parametrize("samples", [2**63, 2**64, -1, 0, 1.5, True, "many", [3]])
+def test_numbers_of_samples_that_are_none_change_nothing(samples, wires, tmp_path):
+    def twist(node, number, answer):
+        return codec.dump({**codec.load(answer, nets_of_sites()), "samples": samples}) if number == 4 else answer
+
+    method = coterie.FedAvg(rounds=1, batch=8)
+    expected = run_over(deployment(method), wires, tmp_path / "honest")
+    wires.count, wires.twist = 0, twist
+    result = run_over(deployment(method), wires, tmp_path / "run")
+    assert torch.equal(result.state.model.parameters, expected.state.model.parameters)
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        {"samples": 2**63},
+        {"samples": np.array([1, 2])},
+        {"labels": np.array([1, 2])},
+        {"shape": np.array([5, 5])},
+        {"loss": torch.ones(3)},
+        {"name": np.array(["a"] * 3) == "b"},
+        {"name": "a\nERROR stopped"},
+        {"name": "x" * 1000},
+        {"extra": {"a": 1}},
+    ],
+)
+def test_a_hostile_greeting_is_not_admitted(hello, wires, tmp_path, caplog):
+    wires.twist = lambda node, number, answer: (
+        codec.dump({**codec.load(answer, {}), **hello}) if node == 7 and number <= 3 else answer
+    )
+    with caplog.at_level(logging.WARNING, logger="coterie"):
+        result = run_over(deployment(coterie.FedAvg(rounds=1, batch=8)), wires, tmp_path / "run")
+    assert [client["client"] for client in result.clients] == ["bonn", "celle"]
+    assert "is not admitted" in caplog.text
+    assert not any("\n" in line for line in caplog.messages)
+
+
+@pytest.mark.parametrize("score", [1e300, -1.0, 1.0001])
+def test_a_score_out_of_its_range_is_none(score, wires, tmp_path, caplog):
+    def twist(node, number, answer):
+        return altered(answer, test_accuracy=torch.tensor([score], dtype=torch.float64)) if number == 7 else answer
+
+    wires.twist = twist
+    with caplog.at_level(logging.WARNING, logger="coterie"):
+        result = run_over(deployment(coterie.FedAvg(rounds=1, batch=8)), wires, tmp_path / "run")
+    assert [client["client"] for client in result.clients] == ["bonn", "celle"]
+    assert 0 <= result.rounds[-1]["accuracy_mean"] <= 1
+    assert "test_accuracy has a number that is not within 0 and 1" in caplog.text
+
+
+def test_answers_that_are_late_or_come_twice_count_never_or_once(wires, tmp_path):
+    method = coterie.FedAvg(rounds=3, batch=8)
+    wires.twist = lambda node, number, answer: None if number == 10 else answer
+    expected = run_over(deployment(method), wires, tmp_path / "unreached")
+    late, receive = {}, wires.receive
+
+    def twist(node, number, answer):
+        if number == 10:
+            late["10"] = answer
+            return ...
+        return answer
+
+    def again(messages, most):
+        # Whatever has come before comes again, and the late answer with it: once it is too late.
+        found = receive(messages, most)
+        late.update({name: answer for name, answer in found.items() if len(late) < 50})
+        return {**(late if "10" not in messages else {}), **found}
+
+    wires.count, wires.twist, wires.receive = 0, twist, again
+    result = run_over(deployment(method, timeout=0.5), wires, tmp_path / "run")
+    assert torch.equal(result.state.model.parameters, expected.state.model.parameters)
+    assert [client["rounds_taken_part"] for client in result.clients] == [2, 3, 3]
+
+
+# Time: a round is over when its time is, whoever hangs
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that moves only while the engine sleeps."""
+    made = types.SimpleNamespace(now=0.0, monotonic=lambda: made.now, sleep=lambda seconds: made.move(seconds))
+
+    def move(seconds):
+        made.now += max(seconds, 1e-3)
+
+    made.move = move
+    monkeypatch.setattr("coterie.engines.flower.engine.time", made)
+    return made
+
+
+@pytest.mark.parametrize("name", ["fedavg", "slfed", "cafa"])
+def test_a_round_takes_its_time_at_most_though_another_site_hangs_in_every_exchange(name, sites, tmp_path, clock):
+    wires = Wires([site.open() for site in sites])
+    hung, begun = {}, []
+
+    def twist(node, number, answer):
+        # In every round the first site hangs at the first question, the second one at the next.
+        asked = codec.load(wires.sent[-1]["request"], {})
+        if asked["ask"] != "call":
+            return answer
+        number = asked["at"]["number"]
+        place = len(hung.setdefault(number, []))
+        if number > 1 and place < 2 and node not in hung[number]:
+            hung[number].append(node)
+            return ...
+        return answer
+
+    wires.twist = twist
+    options = {"synthetic": 10, "gan_steps": 3} if name == "slfed" else {}
+    made = deployment(coterie.methods.make(name, rounds=4, batch=8, **options), timeout=60.0, min_sites=1)
+
+    def watch(number):
+        begun.append(clock.now)
+
+    run_over(made, wires, tmp_path / "run", [Gate(watch)])
+    assert max(np.diff([0, *begun])) <= 60.0 + 0.1
+    assert sum(map(len, hung.values())) > 2
+
+
+def test_a_site_that_hangs_for_ever_costs_less_and_less(wires, tmp_path, clock):
+    wires.twist = lambda node, number, answer: ... if node == 8 and number > 9 else answer
+    result = run_over(deployment(coterie.FedAvg(rounds=40, batch=8), timeout=60.0), wires, tmp_path / "run")
+    assert [client["rounds_taken_part"] for client in result.clients] == [40, 40]
+    # It is asked in rounds 2, 3, 5, 9, 17 and 33, and each time for half of a round's time.
+    assert clock.now <= 6 * 30 + 40
+    assert "bonn did not answer within 30 s; it rests for 15 rounds" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_a_site_that_does_well_again_is_asked_as_before(wires, tmp_path, clock):
+    wires.twist = lambda node, number, answer: ... if node == 8 and 9 < number < 25 else answer
+    result = run_over(deployment(coterie.FedAvg(rounds=12, batch=8), timeout=60.0), wires, tmp_path / "run")
+    assert [client["client"] for client in result.clients] == ["aachen", "bonn", "celle"]
+    assert 5 < result.clients[1]["rounds_taken_part"] < 12
+
+
+def test_a_node_that_never_greets_is_not_waited_for_again(wires, tmp_path, clock):
+    wires.twist = lambda node, number, answer: ... if node == 8 else answer
+    result = run_over(deployment(coterie.FedAvg(rounds=5, batch=8), timeout=60.0), wires, tmp_path / "run")
+    assert [client["client"] for client in result.clients] == ["aachen", "celle"]
+    assert clock.now <= 31
+
+
+def test_a_node_whose_greeting_was_lost_is_asked_again_later(wires, tmp_path, clock):
+    wires.twist = lambda node, number, answer: None if node == 8 and number < 8 else answer
+    later = Gate(lambda number: clock.move(5))
+    result = run_over(deployment(coterie.FedAvg(rounds=5, batch=8), timeout=60.0), wires, tmp_path / "run", [later])
+    assert [client["client"] for client in result.clients] == ["aachen", "celle", "bonn"]
+    assert result.clients[-1]["rounds_taken_part"] == 4
+
+
+def test_who_rests_is_asked_when_a_round_has_too_few_without_it(wires, tmp_path, clock):
+    wires.twist = lambda node, number, answer: ... if node == 8 and 9 < number < 22 else answer
+
+    def leave(number):
+        wires.away = {9} if number == 5 else set()
+
+    result = run_over(
+        deployment(coterie.FedAvg(rounds=6, batch=8), timeout=60.0, min_sites=2), wires, tmp_path / "run", [Gate(leave)]
+    )
+    assert [record["round"] for record in result.rounds] == [1, 2, 3, 4, 5, 6]
+
+
+# Lost memory, and runs that go on
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedem"])
+def test_a_site_that_has_lost_what_it_kept_begins_anew_and_takes_part_at_once(name, sites, wires, tmp_path):
+    def lose(number):
+        if number == 2:
+            shutil.rmtree(tmp_path / "bonn" / "state")
+
+    options = {"components": 2} if name == "fedem" else {}
+    method = coterie.methods.make(name, rounds=4, batch=8, **options)
+    result = run_over(deployment(method), wires, tmp_path / "run", [Gate(lose)])
+    assert [client["client"] for client in result.clients] == ["aachen", "bonn", "celle"]
+    assert [client["rounds_taken_part"] for client in result.clients] == [4, 2, 4]
+    assert "site bonn has lost what it kept, and begins anew" in (tmp_path / "run" / "log.txt").read_text()
+    if name == "fedavg":  # where nothing is kept that counts, nothing is lost
+        whole = run_over(deployment(method), Wires([site.open() for site in sites]), tmp_path / "whole")
+        assert torch.equal(result.state.model.parameters, whole.state.model.parameters)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "feddyn", "feddc"])
+def test_where_the_server_counts_on_what_was_lost_the_log_says_so(name, wires, tmp_path):
+    def lose(number):
+        if number == 2:
+            shutil.rmtree(tmp_path / "bonn" / "state")
+
+    method = coterie.methods.make(name, rounds=4, batch=8)
+    result = run_over(deployment(method), wires, tmp_path / "run", [Gate(lose)])
+    assert [client["client"] for client in result.clients] == ["aachen", "celle"]
+    assert "bonn has lost what it kept, and cannot begin anew: the server" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def stopped_after_two(wires, out):
+    def stop(number):
+        if number == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_over(deployment(coterie.FedAvg(rounds=4, batch=8)), wires, out, [Gate(stop)])
+
+
+def test_a_run_that_goes_on_waits_for_those_that_were_there(wires, sites, tmp_path, clock):
+    method = coterie.FedAvg(rounds=4, batch=8)
+    whole = run_over(deployment(method), Wires([site.open() for site in sites]), tmp_path / "whole")
+    stopped_after_two(wires, tmp_path / "run")
+    wires.away = {8}
+    move = clock.move
+
+    def moved(seconds):
+        move(seconds)
+        if clock.now > 20:
+            wires.away = set()
+
+    clock.move = moved
+    again = run_over(deployment(method, patience=60.0), wires, tmp_path / "run")
+    same(again.rounds, whole.rounds)
+    assert 20 < clock.now < 40
+    assert "went_on_without" not in again.summary
+
+
+def test_a_run_that_goes_on_without_somebody_says_so(wires, tmp_path, clock):
+    stopped_after_two(wires, tmp_path / "run")
+    wires.away = {8}
+    again = run_over(deployment(coterie.FedAvg(rounds=4, batch=8), patience=60.0), wires, tmp_path / "run")
+    assert clock.now < 70
+    assert again.summary["went_on_without"] == [{"after_round": 1, "sites": ["bonn"]}]  # round 2 was not saved
+    assert StoredRun.read(tmp_path / "run").summary["went_on_without"] == again.summary["went_on_without"]
+    assert "the run goes on without bonn, which took part before" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_a_round_that_is_tried_again_waits_for_nobody_who_has_left(wires, tmp_path, clock):
+    def twist(node, number, answer):
+        if number in (10, 11):
+            wires.away = {8}
+            return None
+        return answer
+
+    wires.twist = twist
+    run_over(deployment(coterie.FedAvg(rounds=3, batch=8), patience=300.0), wires, tmp_path / "run")
+    assert clock.now < 10
 
 
 # What a site refuses

@@ -287,6 +287,39 @@ class TestWorkers:
         pytest.fail("workers or their files are still there")
 
     @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
+    def test_samples_of_processes_that_were_all_killed_are_removed_by_the_next_and_those_of_others_stay(self, tmp_path):
+        script = tmp_path / "script.py"
+        script.write_text(
+            "import coterie, os, signal, sys\n"
+            "fed = coterie.simulate('digits', 'iid', 'mlp', clients=4, workers=2)\n"
+            "coterie.FedAvg(rounds=1).fit(fed)\n"
+            "workers = fed._engine._workers\n"
+            "print(workers._folder, flush=True)\n"
+            "if len(sys.argv) > 1:\n"
+            "    for process in workers._processes: process.kill()\n"
+            "    os.kill(os.getpid(), signal.SIGKILL)\n"
+            "sys.stdin.readline()\n"
+        )
+        command, pipe = [sys.executable, str(script)], subprocess.PIPE
+        with (
+            subprocess.Popen([*command, "killed"], stdout=pipe, text=True) as killed,
+            subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as alive,
+        ):
+            dead, living = (Path(one.stdout.readline().strip()) for one in (killed, alive))
+            killed.wait()
+            assert (living / "pool").is_file()
+            fed = federation(net="cnn", precision="float32", workers=2)
+            fed.run(label_histogram)
+            own = fed._engine._workers._folder
+            assert not dead.exists()
+            assert (living / "pool").is_file()
+            assert (own / "pool").is_file()
+            fed.close()
+            alive.communicate("end\n")
+        assert not living.exists()
+        assert not own.exists()
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux alone")
     def test_forks_work_after_their_parent_has_computed_with_many_threads(self, tmp_path):
         script = tmp_path / "script.py"
         script.write_text(

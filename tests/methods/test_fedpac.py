@@ -7,7 +7,8 @@ from scipy.optimize import nnls
 
 import coterie
 from coterie.core.errors import SettingsError
-from coterie.methods.fedpac import collaboration, train_aligned
+from coterie.methods.fedpac import train_aligned
+from coterie.moves.mixing import collaboration
 from coterie.training.forms import Branch, Vectorised
 from coterie.training.graphs import Recorder
 from coterie.training.local import LocalTraining

@@ -1,21 +1,26 @@
 """Run folders: what is in them, and that a run that was killed goes on as if nothing had happened."""
 
+import errno
 import json
+import os
 import platform
+import shutil
 import signal
 import subprocess
 import sys
 import time
 import tomllib
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import coterie
-from coterie.core.errors import DataError, SettingsError
+from coterie.core.errors import CoterieError, DataError, SettingsError
+from coterie.nets import codec
 from coterie.runs.experiment import run
-from coterie.runs.folder import FinishedError, RunFolder, StoredRun, load_result, read_lines, require_empty
+from coterie.runs.folder import FinishedError, RunFolder, StoredRun, load_result, models_in, read_lines, require_empty
 from coterie.runs.settings import Settings
 
 TINY = {"clients": 5, "net": "logistic", "limit": 400, "rounds": 7, "epochs": 0.5}
@@ -63,6 +68,8 @@ def content(folder):
     """Everything in a run folder, byte by byte but for keys that end in `seconds`."""
     found = {}
     for path in sorted(folder.rglob("*")):
+        if path.name == "checksums.json":  # also of what the clock decides
+            continue
         if path.suffix == ".jsonl":
             found[path.name] = [json.dumps(timeless(json.loads(line))) for line in path.read_text().splitlines()]
         elif path.suffix == ".json":
@@ -90,10 +97,10 @@ class StopAfter:
         raise InterruptError
 
 
-def interrupted(settings, folder, after, resume=False):
+def interrupted(settings, folder, after, resume=False, **more):
     """A run that stops after a round."""
     with pytest.raises(InterruptError):
-        run(settings, folder, resume, observers=[StopAfter(after)])
+        run(settings, folder, resume, observers=[StopAfter(after)], **more)
 
 
 # What is in a folder
@@ -115,6 +122,7 @@ def test_a_run_is_these_files(finished):
         "clients.jsonl",
         "summary.json",
         "models.safetensors",
+        "checksums.json",
         "state/checkpoint.safetensors",
         "state/clock.json",
     }
@@ -403,6 +411,7 @@ def test_a_run_from_before_a_setting_was_there_goes_on(tmp_path):
     lines = [line for line in file.read_text().splitlines() if not line.startswith(("strict", "insights"))]
     assert len(lines) == len(file.read_text().splitlines()) - 2
     file.write_text("\n".join(lines))
+    (tmp_path / "broken" / "checksums.json").unlink()  # there were none then, either
     stricter = Settings.of({**TINY, "server_momentum": 0.9, "strict": True}, "fedavg")[0]
     with pytest.raises(SettingsError, match=r"computing.strict is False there, True here"):
         run(stricter, tmp_path / "broken", resume=True)
@@ -433,6 +442,119 @@ def test_a_damaged_checkpoint_is_named(tmp_path):
     run(settings_of("local"), tmp_path / "a", resume=True)
     run(settings_of("local"), tmp_path / "b")
     assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+def flipped(folder, rng):
+    """Flip one bit somewhere in a folder; gives the file."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.stat().st_size)
+    file = files[rng.integers(len(files))]
+    held = bytearray(file.read_bytes())
+    held[rng.integers(len(held))] ^= 1 << rng.integers(8)
+    file.write_bytes(held)
+    return file
+
+
+@pytest.mark.parametrize("after", [3, None])
+def test_every_bit_that_flips_is_noticed_or_without_effect(tmp_path, caplog, after):
+    settings = Settings.of({**TINY, "rounds": 4, "insights": True}, "ifca")[0]
+    run(settings, tmp_path / "whole")
+    if after is None:
+        shutil.copytree(tmp_path / "whole", tmp_path / "made")
+    else:
+        interrupted(settings, tmp_path / "made", after=after)
+    expected, stored = content(tmp_path / "whole"), StoredRun.read(tmp_path / "made")
+    rng, noticed = np.random.default_rng(0), 0
+    for trial in range(60):
+        folder = tmp_path / f"trial {trial}"
+        shutil.copytree(tmp_path / "made", folder)
+        file = flipped(folder, rng)
+        caplog.clear()
+        if after is None:  # of a run that goes on, records since the last checkpoint are not covered yet
+            try:
+                assert vars(StoredRun.read(folder)) | {"path": stored.path} == vars(stored), file
+            except CoterieError:
+                noticed += 1
+            if file.name == "models.safetensors":
+                with pytest.raises(DataError):
+                    models_in(StoredRun.read(folder))
+        try:
+            run(settings, folder, resume=True)
+        except CoterieError:
+            noticed += 1
+        else:
+            assert content(folder) == expected, file
+    assert noticed > 20
+
+
+def test_a_checkpoint_that_is_newer_than_its_records_is_refused(tmp_path):
+    settings = settings_of("momentum")
+    interrupted(settings, tmp_path / "older", after=2, saving=1e9)
+    interrupted(settings, tmp_path / "newer", after=5, saving=1e9)
+    shutil.copytree(tmp_path / "newer/state", tmp_path / "older/state", dirs_exist_ok=True)
+    with pytest.raises(DataError, match=r"the checkpoint is of round \d, and rounds.jsonl has nothing of round 4;"):
+        run(settings, tmp_path / "older", resume=True)
+    (tmp_path / "older/state/checkpoint.safetensors").unlink()
+    run(settings, tmp_path / "older", resume=True)
+    run(settings, tmp_path / "whole")
+    assert content(tmp_path / "older") == content(tmp_path / "whole")
+
+
+def test_a_folder_from_before_there_were_checksums_is_read_and_goes_on(tmp_path):
+    settings = settings_of("momentum")
+    run(settings, tmp_path / "whole")
+    interrupted(settings, tmp_path / "broken", after=4)
+    state = tmp_path / "broken/state/checkpoint.safetensors"
+    state.write_bytes(codec.dump(codec.read(state, {settings.world.net_name: settings.world.federation().net})))
+    (tmp_path / "broken/checksums.json").unlink()
+    (tmp_path / "broken/state/clock.json").write_text('{"seconds": 1.0}\n')
+    assert len(StoredRun.read(tmp_path / "broken").rounds) >= 3
+    run(settings, tmp_path / "broken", resume=True)
+    assert content(tmp_path / "broken") == content(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", range(0, 30, 3))
+def test_a_disk_that_is_full_at_any_write_is_an_error_of_one_sentence_and_nothing_is_lost(
+    tmp_path, monkeypatch, number
+):
+    settings = Settings.of({**TINY, "rounds": 3}, "fedavg")[0]
+    run(settings, tmp_path / "whole")
+    count, sync = iter(range(1000)), os.fsync
+
+    def full(descriptor):
+        if next(count) >= number:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(CoterieError, match=r"cannot be written \(No space left on device\)$"):
+        run(settings, tmp_path / "broken")
+    monkeypatch.setattr(os, "fsync", sync)
+    run(settings, tmp_path / "broken", resume=True)
+    assert content(tmp_path / "broken") == content(tmp_path / "whole")
+
+
+def test_a_folder_that_became_read_only_is_an_error_of_one_sentence(tmp_path, monkeypatch):
+    settings = settings_of("local")
+    interrupted(settings, tmp_path / "run", after=3)
+
+    def refused(path, mode="r", *arguments, **more):
+        if set(mode) & set("wa+x"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return opened(path, mode, *arguments, **more)
+
+    opened = Path.open
+    monkeypatch.setattr(Path, "open", refused)
+    with pytest.raises(CoterieError, match=r"^[^\n]*cannot be written \(Read-only file system\)$"):
+        run(settings, tmp_path / "run", resume=True)
+
+
+def test_records_are_on_the_disk_before_the_checkpoint_that_counts_on_them(tmp_path, monkeypatch):
+    done, sync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda one: (done.append(Path(f"/proc/self/fd/{one}").readlink()), sync(one)))
+    run(Settings.of({**TINY, "rounds": 1}, "fedavg")[0], tmp_path / "run")
+    names = [path.name.split(f".{os.getpid()}")[0] for path in done]
+    assert names.index("rounds.jsonl") < names.index("checksums.json") < names.index("checkpoint.safetensors")
+    assert names[names.index("checkpoint.safetensors") + 1] == "state"  # the folder, with the file's name in it
 
 
 def test_a_folder_with_something_else_in_it_is_refused(tmp_path):

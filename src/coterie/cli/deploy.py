@@ -34,7 +34,7 @@ _option = partial(flag, show_default=None)
 Out = Annotated[Path | None, flag("Folder of the run; by default a new one below `runs/`.")]
 AsJson = Annotated[bool, flag("Print the summary as JSON, and nothing else.", name="--json")]
 MinSites = Annotated[int, _option("A round counts if at least so many sites answer.", converter=whole)]
-Timeout = Annotated[float, _option("Seconds that a site has for an answer.")]
+Timeout = Annotated[float, _option("Seconds that a round may take, however many sites hang.")]
 State = Annotated[Path, _option("Folder of the SuperLink's state, on this machine.")]
 Patience = Annotated[float, _option("Seconds that the run waits for missing sites before it stops.")]
 

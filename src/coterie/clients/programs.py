@@ -10,6 +10,9 @@ A real site decides itself with which settings a program runs there: with those 
 A setting has the name of the method's field that it comes from; where it has another one, the program says which, as in
 `@program(told={"pull": "mu"})` (see `coterie.server.protocol`).
 
+A program declares what it gives (`coterie.clients.outputs`), with `@program(gives={"model": MODEL})`: a server holds
+what real sites answer against that, and one site's answer that does not fit costs that site its contribution alone.
+
 >>> fed = coterie.simulate(clients=3, net="mlp")
 >>> fed.run(coterie.programs.choose, shared=fed.new_models(2)).choice.shape
 torch.Size([3])
@@ -17,6 +20,7 @@ torch.Size([3])
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial, update_wrapper
 from typing import Any
 
@@ -24,9 +28,11 @@ from torch import Tensor
 
 from coterie.clients.clients import Clients
 from coterie.clients.memory import Value
+from coterie.clients.outputs import COUNT, MODEL, NUMBER, SHARE, Declared, Gives, Output, unlike
 from coterie.core.errors import CoterieError, SettingsError, unknown
 from coterie.core.records import stored_name
-from coterie.nets.stacks import Models
+from coterie.nets.net import Net
+from coterie.nets.stacks import Models, Stack
 from coterie.training.local import LocalTraining
 
 Outputs = Mapping[str, Value]
@@ -50,9 +56,10 @@ class Program:
         letters: bool = False,
         simulated: bool = False,
         told: Mapping[str, str] | None = None,
+        gives: Gives | None = None,
     ) -> None:
         self.function, self.scoring, self.letters, self.simulated = function, scoring, letters, simulated
-        self.told = dict(told or {})
+        self.told, self.gives = dict(told or {}), gives
         self.name = stored_name(function)
         parameters = list(inspect.signature(function).parameters.values())
         if not parameters:
@@ -77,7 +84,15 @@ class Program:
                 raise CoterieError(
                     f"program {self.name}: output {name!r} has shape {tuple(value.shape)} for {len(clients)} clients"
                 )
+        asked = {name: value[0] if isinstance(value, Tensor | Stack) else value for name, value in inputs.items()}
+        declared = self.declared(clients.net, asked)
+        if declared is not None and (problem := unlike(outputs, declared, clients.net)) is not None:
+            raise CoterieError(f"program {self.name} does not give what it declares: {problem}")
         return outputs
+
+    def declared(self, net: Net, asked: Mapping[str, Any]) -> Declared | None:
+        """All outputs for one client that gets these inputs and settings; None if the program does not declare them."""
+        return self.gives(net, asked) if callable(self.gives) else self.gives
 
 
 def program(
@@ -87,8 +102,9 @@ def program(
     letters: bool = False,
     simulated: bool = False,
     told: Mapping[str, str] | None = None,
+    gives: Gives | None = None,
 ) -> Any:
-    """Register a function as a program.
+    """Register a function as a program, which declares what it `gives` (see `coterie.clients.outputs`).
 
     A program for `scoring` may read test data, and no method can run it. One with `letters` may write to other clients.
     One that is `simulated` gives what a real client keeps to itself: no site runs it. `told` says from which field of a
@@ -103,8 +119,8 @@ def program(
     torch.Size([3, 10])
     """
     if function is None:
-        return partial(program, scoring=scoring, letters=letters, simulated=simulated, told=told)
-    made = Program(function, scoring, letters, simulated, told)
+        return partial(program, scoring=scoring, letters=letters, simulated=simulated, told=told, gives=gives)
+    made = Program(function, scoring, letters, simulated, told, gives)
     programs[made.name] = made
     return made
 
@@ -120,7 +136,7 @@ def program_named(name: str) -> Program:
     return programs[name]
 
 
-@program(told={"pull": "mu"})
+@program(told={"pull": "mu"}, gives={"model": MODEL})
 def train(clients: Clients, start: Models, local: LocalTraining, pull: float = 0.0) -> Outputs:
     """Train on the client's own data, pulled towards the start if asked: the client of FedAvg and FedProx.
 
@@ -131,7 +147,13 @@ def train(clients: Clients, start: Models, local: LocalTraining, pull: float = 0
     return {"model": clients.train(start, local, pull=pull).models}
 
 
-@program(told={"on": "*"})
+def _evaluated(net: Net, asked: Mapping[str, Any]) -> Declared:
+    several = tuple(asked["models"].shape)
+    share = replace(SHARE, shape=several) if net.task.score == "accuracy" else Output(float, several)
+    return {"accuracy": share, "loss": replace(NUMBER, shape=several), "evaluated": COUNT}
+
+
+@program(told={"on": "*"}, gives=_evaluated)
 def evaluate(clients: Clients, models: Models, on: str = "validation") -> Outputs:
     """Accuracy and mean loss of models on the client's own data (0 if it has none), and the number of samples.
 
@@ -143,7 +165,7 @@ def evaluate(clients: Clients, models: Models, on: str = "validation") -> Output
     return {"accuracy": result.accuracy.nan_to_num(0), "loss": result.loss.nan_to_num(0), "evaluated": result.samples}
 
 
-@program(told={"on": "*"})
+@program(told={"on": "*"}, gives=lambda net, asked: {"choice": Output(int, least=0, most=len(asked["models"]) - 1)})
 def choose(clients: Clients, models: Models, on: str = "train") -> Outputs:
     """The place of the model, of several, that fits the client's own data best.
 
@@ -154,7 +176,7 @@ def choose(clients: Clients, models: Models, on: str = "train") -> Outputs:
     return {"choice": clients.best_fit(models, on)}
 
 
-@program(told={"on": "*"})
+@program(told={"on": "*"}, gives=lambda net, asked: {"label_histogram": Output(int, (net.classes,), least=0)})
 def label_histogram(clients: Clients, on: str = "train") -> Outputs:
     """How often the client has each label.
 
@@ -172,7 +194,7 @@ def own_prior(clients: Clients) -> Outputs:
     return {"prior": clients.prior}
 
 
-@program
+@program(gives={"moments": Output(float, (3, None))})
 def moments(clients: Clients) -> Outputs:
     """How many values each column has, their sum and the sum of their squares: all that scaling is made of.
 
@@ -182,7 +204,11 @@ def moments(clients: Clients) -> Outputs:
     return {"moments": clients.moments()}
 
 
-@program
+def _predicted(net: Net, asked: Mapping[str, Any]) -> Declared:
+    return {"predictions": Output(float, (*asked["models"].shape, len(asked["inputs"]), None))}
+
+
+@program(gives=_predicted)
 def predict(clients: Clients, models: Models, inputs: Tensor) -> Outputs:
     """What models give for prepared inputs, before the softmax.
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import MODEL
 from coterie.clients.programs import Outputs, program
 from coterie.core.fields import Share
 from coterie.methods.fedavg import FedAvg, FedAvgState
@@ -62,7 +63,7 @@ class APFL(FedAvg):
         return serving.kept("model")
 
 
-@program
+@program(gives={"model": MODEL})
 def train_mixture(clients: Clients, start: Models, local: LocalTraining, alpha: float, adaptive: bool) -> Outputs:
     """Train the global model, which is sent back, and the own one in the mixture; then the share of the own one."""
     own = clients.state("own", otherwise=clients.initial())

@@ -10,12 +10,13 @@ import numpy as np
 from torch import Tensor
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import CHANGES, MODEL, place_among
 from coterie.clients.programs import Outputs, program
 from coterie.core.errors import SettingsError
 from coterie.methods import cfl, fedavg, feddc, ifca, scaffold
 from coterie.methods.cfl import CFL
 from coterie.methods.fedavg import FedAvg
-from coterie.methods.feddc import FedDC, train_corrected
+from coterie.methods.feddc import FedDC, train_corrected, trained_and_controlled
 from coterie.methods.fedfa import FedFa
 from coterie.methods.fedprox import FedProx
 from coterie.methods.flis import FLISDC, FLISHC
@@ -68,7 +69,7 @@ class ScaffoldOfPublicCode(Scaffold):
         return fed.new_model().zeros()
 
 
-@program
+@program(gives={"model": MODEL, "control_change": CHANGES})
 def control_as_published(
     clients: Clients, start: Models, control: Changes, first: Changes, local: LocalTraining
 ) -> Outputs:
@@ -93,7 +94,7 @@ class FedDCOfAverageLength(FedDC):
         return fed.run(correct_as_published, cohort, shared=inputs, **told)
 
 
-@program(told={"length": "*"})
+@program(told={"length": "*"}, gives=trained_and_controlled)
 def correct_as_published(
     clients: Clients,
     start: Models,
@@ -138,7 +139,7 @@ class IFCAOnTestData(IFCA):
         return ifca.IFCAState(replies.average(self.weighting, by=replies.choice, otherwise=state.models))
 
 
-@program
+@program(gives=place_among("models"))
 def choose_on_test_and_train(clients: Clients, models: Models, local: LocalTraining) -> Outputs:
     """Train the model with most test samples right."""
     choice = clients.evaluate(models, "test").accuracy.argmax(dim=1)

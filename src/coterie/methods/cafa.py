@@ -31,7 +31,7 @@ from torch import Tensor
 
 from coterie.clients.clients import Clients
 from coterie.clients.letters import Letter, one_each
-from coterie.clients.programs import Outputs, evaluate, label_histogram, program, train
+from coterie.clients.programs import COUNT, MODEL, SHARE, Outputs, evaluate, label_histogram, program, train
 from coterie.core.fields import Count
 from coterie.core.records import state
 from coterie.moves import evidence, grouping, mixing
@@ -160,7 +160,7 @@ class CAFA(Method):
         return {"label_shares": state.counts / state.counts.sum(dim=1, keepdim=True), "clusters": state.labels}
 
 
-@program(letters=True)
+@program(letters=True, gives={"model": MODEL, "accuracy": SHARE})
 def train_and_share(clients: Clients, start: Models, local: LocalTraining, peers: Sequence[str]) -> Outputs:
     """Train, test the model on one's own validation data, and write it to every other client of the round."""
     models = clients.train(start, local).models
@@ -171,7 +171,7 @@ def train_and_share(clients: Clients, start: Models, local: LocalTraining, peers
     return {"model": models, "accuracy": clients.evaluate(models, "validation").accuracy.nan_to_num(0)}
 
 
-@program
+@program(gives=lambda net, asked: {"accuracy": SHARE.of_each(asked["senders"]), "evaluated": COUNT})
 def judge(clients: Clients, senders: Sequence[str]) -> Outputs:
     """The accuracy of the models that these clients have written, [client, sender], on one's own validation data.
 

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import Output
 from coterie.clients.programs import Outputs, program, train
 from coterie.core.fields import Fraction, NonNegative
 from coterie.core.records import state
@@ -139,7 +140,7 @@ def _direction(model: Models, replies: Replies, labels: Tensor) -> Changes:
     return server_steps.direction(model, models, samples / samples.sum())
 
 
-@program
+@program(gives=lambda net, asked: {"dominant_label": Output(int, least=0, most=net.classes - 1)})
 def dominant_label(clients: Clients) -> Outputs:
     """The label whose share deviates most from uniform: Psi of Eq. 2, worked out where the data is."""
     shares = evidence.label_shares(clients.label_counts())

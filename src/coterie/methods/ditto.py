@@ -14,6 +14,7 @@ model.
 """
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import MODEL
 from coterie.clients.programs import Outputs, program
 from coterie.core.fields import NonNegative
 from coterie.methods.fedavg import FedAvg, FedAvgState
@@ -44,7 +45,7 @@ class Ditto(FedAvg):
         return serving.kept("model")
 
 
-@program
+@program(gives={"model": MODEL})
 def train_both(clients: Clients, start: Models, local: LocalTraining, mu: float) -> Outputs:
     """Train the global model, which is sent back, and the client's own, which is kept."""
     trained = clients.train(start, local).models

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import MODEL
 from coterie.clients.programs import Outputs, program
 from coterie.core.fields import NonNegative, Positive, within
 from coterie.methods.fedavg import FedAvg, FedAvgState
@@ -94,7 +95,7 @@ class FedALA(FedAvg):
         return serving.kept("model")
 
 
-@program(told={"part": "adapts"})
+@program(told={"part": "adapts"}, gives={"model": MODEL})
 def mix_and_train_on(
     clients: Clients, start: Models, local: LocalTraining, weighing: LocalTraining, passes: list[float], part: str
 ) -> Outputs:

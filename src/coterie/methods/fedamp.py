@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import MODEL
 from coterie.clients.programs import Outputs, program
 from coterie.core.fields import NonNegative, Positive, Share
 from coterie.core.records import state
@@ -113,7 +114,7 @@ class FedAMP(Method):
         return {"mixing": self._weights(*self._known(fed, state))}
 
 
-@program
+@program(gives={"model": MODEL})
 def train_and_keep(clients: Clients, start: Models, local: LocalTraining, pull: float) -> Outputs:
     """Train the model that was sent, pulled to it; keep what comes out and send it back."""
     trained = clients.train(start, local, pull=pull).models

@@ -13,6 +13,7 @@ from typing import Literal
 from torch import Tensor
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import like_input
 from coterie.clients.programs import Outputs, program
 from coterie.core.fields import NonNegative
 from coterie.core.records import state
@@ -74,7 +75,7 @@ class FedBABU(Method):
         return served.after(tuning(self.local, self.tune_epochs), self.tunes) if self.tune_epochs else served
 
 
-@program
+@program(gives=like_input("body"))
 def train_body(clients: Clients, body: Tensor, local: LocalTraining, head: str) -> Outputs:
     """Train the body under the head with which all models begin, and give the body back."""
     rest = f"not {head}"

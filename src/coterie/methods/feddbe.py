@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from coterie.clients.clients import Clients
-from coterie.clients.programs import Outputs, program
+from coterie.clients.programs import MODEL, Output, Outputs, program
 from coterie.core.fields import NonNegative, Share
 from coterie.core.records import state
 from coterie.nets.stacks import Models
@@ -96,14 +96,14 @@ class FedDBE(Method):
         return served.with_offset("offset") if self.offsets else served
 
 
-@program
+@program(gives=lambda net, asked: {"mean": Output(float, (net.features,))})
 def mean_features(clients: Clients, start: Models, local: LocalTraining, mean_momentum: float) -> Outputs:
     """The running mean of features at the end of plain training, of which nothing else is kept."""
     carried = {"mean": start.parameters.new_zeros(len(clients), clients.net.features)}
     return {"mean": clients.train(start, local, objective=OffsetLoss(mean_momentum), carried=carried).carried["mean"]}
 
 
-@program
+@program(gives={"model": MODEL})
 def train_with_offset(
     clients: Clients,
     start: Models,

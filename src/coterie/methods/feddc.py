@@ -15,11 +15,16 @@ the mean of the cohort's models plus the mean drift of all clients: without the 
 step.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import CHANGES, MODEL, Declared
 from coterie.clients.programs import Outputs, program
 from coterie.core.records import state
 from coterie.methods.feddyn import FedDyn, FedDynState
 from coterie.moves import server_steps
+from coterie.nets.net import Net
 from coterie.nets.stacks import Changes, Models
 from coterie.server.federation import Federation, Replies
 from coterie.server.method import method
@@ -68,7 +73,12 @@ class FedDC(FedDyn):
         return {"start": state.model} | ({"control": state.control} if self.correction else {})
 
 
-@program
+def trained_and_controlled(net: Net, asked: Mapping[str, Any]) -> Declared:
+    """What FedDC's clients give: a control variate's change if they were sent one."""
+    return {"model": MODEL} | ({"control_change": CHANGES} if "control" in asked else {})
+
+
+@program(gives=trained_and_controlled)
 def corrected_training(
     clients: Clients, start: Models, local: LocalTraining, alpha: float, control: Changes | None = None
 ) -> Outputs:

@@ -19,6 +19,7 @@ the mean size, which we do not.
 from typing import Annotated, Literal
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import MODEL
 from coterie.clients.programs import Outputs, program
 from coterie.core.fields import above
 from coterie.core.records import state
@@ -47,6 +48,7 @@ class FedDyn(Method):
     family = "global"
     sends = "a model each way"
     gives_away = "its trained model"
+    counts_on_memory = "the server adds up the drifts that clients keep"
 
     alpha: Annotated[float, above(0, "above 0; without a regulariser use fedavg")] = 0.1
     """Strength of the regulariser. The paper tunes it from 0.001 to 0.1."""
@@ -81,7 +83,7 @@ class FedDyn(Method):
         return serving.one(state.model if self.serves == "cloud" else state.mean, len(fed.names))
 
 
-@program
+@program(gives={"model": MODEL})
 def regularised_training(clients: Clients, start: Models, local: LocalTraining, alpha: float) -> Outputs:
     """Train with the dynamic regulariser, and add the change to the drift."""
     drift = clients.state("drift", otherwise=start.zeros())

@@ -18,6 +18,7 @@ the components as they are.
 import torch
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import Output
 from coterie.clients.programs import Outputs, program
 from coterie.core.fields import Count
 from coterie.core.records import state
@@ -63,7 +64,7 @@ class FedEM(Method):
         return serving.mixture(state.models, "shares")
 
 
-@program
+@program(gives=lambda net, asked: {"model": Output(Models, tuple(asked["models"].shape))})
 def train_components(clients: Clients, models: Models, local: LocalTraining) -> Outputs:
     """FedEM's client: an E step, new shares, and every component trained on samples weighted by responsibility."""
     even = torch.full(models.shape, 1 / models.shape[1], dtype=torch.float64, device=models.parameters.device)

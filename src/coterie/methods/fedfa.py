@@ -19,6 +19,7 @@ from typing import Annotated
 import torch
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import COUNT, MODEL, SHARE
 from coterie.clients.programs import Outputs, program
 from coterie.core.fields import Fraction, NonNegative, within
 from coterie.core.records import state
@@ -83,7 +84,7 @@ class FedFa(Method):
         return self.rate if self.server_rate is None else self.server_rate
 
 
-@program
+@program(gives={"model": MODEL, "accuracy": SHARE, "frequency": COUNT})
 def train_and_tell(clients: Clients, start: Models, local: LocalTraining) -> Outputs:
     """Train, and say how well the start did and how often the client has taken part."""
     accuracy = clients.evaluate(start, on="train").accuracy

@@ -19,17 +19,20 @@ grows by w itself and the distance is Euclidean, as in all public code but the a
 absent can be had as it was sent last.
 """
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import MODEL, Declared, Output
 from coterie.clients.programs import Outputs, program
 from coterie.core.fields import NonNegative, Share, at_least
 from coterie.core.records import state
 from coterie.moves import mixing, sampling
+from coterie.nets.net import Net
 from coterie.nets.stacks import Models
 from coterie.server import serving
 from coterie.server.federation import Federation
@@ -101,7 +104,11 @@ class FedFomo(Method):
         return serving.kept("model")
 
 
-@program
+def _model_and_gains(net: Net, asked: Mapping[str, Any]) -> Declared:
+    return {"model": MODEL} | ({"gains": Output(float, (len(asked["models"]),))} if "models" in asked else {})
+
+
+@program(gives=_model_and_gains)
 def mix_and_train(clients: Clients, local: LocalTraining, models: Models | None = None) -> Outputs:
     """FedFomo's client: weigh the own model and those that it got by their loss, mix them, and train the mix."""
     base, own = (clients.state(name, otherwise=clients.initial()) for name in ("base", "model"))

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import MODEL
 from coterie.clients.programs import Outputs, program, train
 from coterie.core.fields import Count, NonNegative, Positive
 from coterie.core.records import state
@@ -132,7 +133,7 @@ class FedGroup(Method):
         return state.clusters.serve(fed, otherwise=(mixing.uniform(len(models)) @ models)[0])
 
 
-@program(told={"local": "pretraining"})
+@program(told={"local": "pretraining"}, gives={"model": MODEL})
 def pretrain(clients: Clients, start: Models, local: LocalTraining) -> Outputs:
     """Train the initial model a little."""
     return {"model": clients.train(start, local).models}

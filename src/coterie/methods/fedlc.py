@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import MODEL
 from coterie.clients.programs import Outputs, program
 from coterie.core.errors import SettingsError
 from coterie.core.fields import above
@@ -56,7 +57,7 @@ class FedLC(FedAvg):
         return self.step(state, fed.run(train_calibrated, cohort, shared=state.model, local=self.local, tau=self.tau))
 
 
-@program
+@program(gives={"model": MODEL})
 def train_calibrated(clients: Clients, start: Models, local: LocalTraining, tau: float) -> Outputs:
     """Train with a margin for each label, by how many samples the client has of it."""
     counts = clients.label_counts()

@@ -17,6 +17,7 @@ steps and momentum tau_eff can be large enough to diverge, as published tables s
 """
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import MODEL, Output
 from coterie.clients.programs import Outputs, program
 from coterie.methods.fedavg import FedAvg, FedAvgState
 from coterie.moves import server_steps
@@ -48,7 +49,7 @@ class FedNova(FedAvg):
         )
 
 
-@program
+@program(gives={"model": MODEL, "gradients": Output(float, least=0)})
 def train_and_count(clients: Clients, start: Models, local: LocalTraining) -> Outputs:
     """Train, and say how many gradients the change adds up."""
     trained = clients.train(start, local)

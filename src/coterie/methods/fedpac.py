@@ -27,18 +27,20 @@ pulls to the client's own mean, all of which is left out here. PFLlib averages c
 client's head by its number among all where those of the cohort are listed.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from coterie.clients.clients import Clients
-from coterie.clients.programs import Outputs, program
+from coterie.clients.programs import NUMBER, Declared, Output, Outputs, program
 from coterie.core.fields import NonNegative, Positive
 from coterie.core.records import state
 from coterie.methods.fedproto import near_prototypes
 from coterie.moves import mixing
+from coterie.nets.net import Net
 from coterie.server import serving
 from coterie.server.federation import Federation
 from coterie.server.method import Method, method
@@ -101,7 +103,7 @@ class FedPAC(Method):
         told = {"body": state.body, "centroids": state.centroids, "pull": pull}
         replies = fed.run(train_aligned, cohort, shared=told, alone=self.alone, local=self.local)
         if self.collaboration:
-            weights = collaboration(replies.shares.cpu().double(), replies.variance.cpu().double())
+            weights = mixing.collaboration(replies.shares.cpu().double(), replies.variance.cpu().double())
             fed.ask(take_head, replies.clients, each={"head": weights.to(replies.head) @ replies.head})
         body = replies.weights(self.weighting).to(replies.body) @ replies.body
         counts = replies.label_counts.cpu()
@@ -113,16 +115,13 @@ class FedPAC(Method):
         return serving.kept("model", "body", state.body)
 
 
-def collaboration(shares: Tensor, variance: Tensor) -> Tensor:
-    """alpha, [client, client], from p(k) mu_k [client, class, feature] and V [client]."""
-    rows, own = shares.flatten(1), torch.eye(len(shares), dtype=shares.dtype)
-    # The length of a mix of these is the square root of what alpha lowers.
-    spread = variance.clamp(min=0).sqrt().diag()
-    every = (torch.cat([rows - row, spread], dim=1) for row in rows)
-    return torch.stack([mixing.least_norm(found, mine, 1.0) for found, mine in zip(every, own, strict=True)])
+def _described(net: Net, asked: Mapping[str, Any]) -> Declared:
+    part, features = Output(float, (None,)), Output(float, (net.classes, net.features))
+    told = {"body": part, "head": part, "means": features, "shares": features, "variance": NUMBER}
+    return told | {"label_counts": Output(int, (net.classes,), least=0)}
 
 
-@program
+@program(gives=_described)
 def train_aligned(
     clients: Clients, body: Tensor, centroids: Tensor, pull: Tensor, alone: LocalTraining, local: LocalTraining
 ) -> Outputs:
@@ -137,13 +136,12 @@ def train_aligned(
     carried = {"prototypes": centroids, "pull": pull}
     model = clients.train(model, local, trains="body", objective=near_prototypes, carried=carried).models
     clients.keep(model=model)
-    parts = {"body": model.packed("body"), "head": model.packed("head")}
-    means, _ = clients.class_means(model)
-    told = {"means": means, "shares": shares, "variance": variance}
-    return {**parts, **{name: value.to(body) for name, value in told.items()}, "label_counts": counts}
+    parts = {"body": model.packed("body"), "head": model.packed("head"), "label_counts": counts}
+    told = {"means": clients.class_means(model)[0], "shares": shares, "variance": variance}
+    return parts | {name: value.to(body) for name, value in told.items()}
 
 
-@program
+@program(gives={})
 def take_head(clients: Clients, head: Tensor) -> None:
     """Put a head into the client's own model."""
     clients.keep(model=clients.state("model").patched("head", head))

@@ -23,17 +23,20 @@ models of all its steps; it looks for the nearest prototype only among classes t
 that it prints add up what it counted before, for other clients and for heads.
 """
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import Declared, Output
 from coterie.clients.programs import Outputs, program
 from coterie.core.errors import SettingsError
 from coterie.core.fields import NonNegative
 from coterie.core.records import state
 from coterie.moves import mixing
+from coterie.nets.net import Net
 from coterie.server import serving
 from coterie.server.federation import Federation
 from coterie.server.method import Method, method
@@ -103,7 +106,11 @@ class FedProto(Method):
         return serving.kept("model", "head", fed.net.head.flatten(tensors))
 
 
-@program
+def _described(net: Net, asked: Mapping[str, Any]) -> Declared:
+    return {"means": Output(float, (net.classes, net.features)), "label_counts": Output(int, (net.classes,), least=0)}
+
+
+@program(gives=_described)
 def train_to_prototypes(
     clients: Clients, prototypes: Tensor, pull: Tensor, local: LocalTraining, weighting: str
 ) -> Outputs:

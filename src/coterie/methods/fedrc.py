@@ -24,15 +24,20 @@ more sample in the next, which is left out here. The equations were compared wit
 the paper's text.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import MODEL, Declared, Output
 from coterie.clients.programs import Outputs, program
 from coterie.core.fields import Count
 from coterie.core.records import state
 from coterie.moves import mixing
+from coterie.nets.net import Net
 from coterie.nets.stacks import Models
 from coterie.server import serving
 from coterie.server.federation import Federation
@@ -86,7 +91,12 @@ class FedRC(Method):
         return serving.mixture(state.models, "shares")
 
 
-@program
+def _by_cluster(net: Net, asked: Mapping[str, Any]) -> Declared:
+    count = len(asked["models"])
+    return {"model": MODEL.of_each(asked["models"]), "labels": Output(float, (count, net.classes), least=0)}
+
+
+@program(gives=_by_cluster)
 def train_clusters(clients: Clients, models: Models, frequencies: Tensor, local: LocalTraining) -> Outputs:
     """FedRC's client: an E step, new shares, and every model trained on samples weighted by gamma."""
     count, labels = models.shape[1], clients.labels()

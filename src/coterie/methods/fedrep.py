@@ -14,6 +14,7 @@ from typing import Literal
 from torch import Tensor
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import like_input
 from coterie.clients.programs import Outputs, program
 from coterie.core.fields import NonNegative
 from coterie.core.records import state
@@ -73,7 +74,7 @@ class FedRep(Method):
         return serving.kept("model", f"not {self.head}", state.body)
 
 
-@program
+@program(gives=like_input("body"))
 def train_in_turn(clients: Clients, body: Tensor, alone: LocalTraining, local: LocalTraining, head: str) -> Outputs:
     """Train the client's head on the body that it was sent, then that body; keep the head and give the body back."""
     rest = f"not {head}"

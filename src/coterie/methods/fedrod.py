@@ -31,6 +31,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import MODEL
 from coterie.clients.programs import Outputs, program
 from coterie.core.errors import SettingsError
 from coterie.core.fields import NonNegative
@@ -83,7 +84,7 @@ class FedRoD(FedAvg):
         return served if self.predicts == "generic" else served.plus("head", "personal_head")
 
 
-@program
+@program(gives={"model": MODEL})
 def train_both_heads(clients: Clients, start: Models, local: LocalTraining, gamma: float) -> Outputs:
     """Train the model by the balanced risk and the personal head by the client's own; keep the head."""
     counts = clients.label_counts()

@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import COUNT, MODEL
 from coterie.clients.programs import Outputs, program
 from coterie.core.fields import Count, NonNegative, Share, at_least
 from coterie.core.records import state
@@ -125,13 +126,13 @@ class FedSoft(Method):
         return serving.kept("model") if self.predict_with == "own" else serving.best_fit(state.models)
 
 
-@program
+@program(gives=lambda net, asked: {"fitted_best": COUNT.of_each(asked["models"])})
 def count_best(clients: Clients, models: Models) -> Outputs:
     """Of how many of the client's training samples each model's loss is the lowest."""
     return {"fitted_best": mixing.best_counts(clients.losses(models))}
 
 
-@program(told={"own": "start=own"})
+@program(told={"own": "start=own"}, gives={"model": MODEL})
 def train_near(clients: Clients, mix: Models, pull: Tensor, local: LocalTraining, own: bool) -> Outputs:
     """FedSoft's client: train its own model, or the mix, pulled to the mix; keep what comes out and send it back."""
     start = clients.state("model", otherwise=clients.initial()) if own else mix

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import MODEL
 from coterie.clients.programs import Outputs, choose, program, train
 from coterie.core.arrays import everywhere
 from coterie.core.fields import within
@@ -181,7 +182,7 @@ class FLISHC(FLIS):
         return {"clusters": state.labels}
 
 
-@program(told={"on": "chosen_on"})
+@program(told={"on": "chosen_on"}, gives={"model": MODEL})
 def choose_and_train(clients: Clients, models: Models, local: LocalTraining, on: str) -> Outputs:
     """FLIS (DC)'s client: train the cluster model that fits best."""
     start = models.chosen(clients.best_fit(models, on))

@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 import torch
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import place_among
 from coterie.clients.programs import Outputs, choose, program
 from coterie.core.fields import Count, Share, at_least
 from coterie.core.records import state
@@ -82,7 +83,7 @@ class IFCA(Method):
         return serving.best_fit(state.models)
 
 
-@program
+@program(gives=place_among("models"))
 def choose_and_train(clients: Clients, models: Models, local: LocalTraining) -> Outputs:
     """IFCA's client: train the model with the lowest training loss."""
     choice = clients.best_fit(models)

@@ -16,6 +16,7 @@ from typing import Literal
 from torch import Tensor
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import like_input
 from coterie.clients.programs import Outputs, program
 from coterie.core.records import state
 from coterie.server import serving
@@ -70,7 +71,7 @@ class LGFedAvg(Method):
         return serving.kept("model", self.shares, state.shared if self.refresh else None)
 
 
-@program(told={"part": "shares"})
+@program(told={"part": "shares"}, gives=like_input("shared_part"))
 def train_around(clients: Clients, shared_part: Tensor, local: LocalTraining, part: str) -> Outputs:
     """Put the shared part into the client's own model, train and keep that, and give the part back."""
     own = clients.state("model", otherwise=clients.initial()).patched(part, shared_part)

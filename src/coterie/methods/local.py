@@ -42,7 +42,7 @@ class Local(Method):
         return serving.kept("model")
 
 
-@program
+@program(gives={})
 def train_own(clients: Clients, local: LocalTraining) -> None:
     """Train the model that the client keeps, and keep it."""
     own = clients.state("model", otherwise=clients.initial())

@@ -29,6 +29,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import MODEL
 from coterie.clients.programs import Outputs, program
 from coterie.core.fields import NonNegative, Positive
 from coterie.methods.fedavg import FedAvg, FedAvgState
@@ -59,7 +60,7 @@ class MOON(FedAvg):
         return self.step(state, replies)
 
 
-@program
+@program(gives={"model": MODEL})
 def train_contrasted(clients: Clients, start: Models, local: LocalTraining, mu: float, temperature: float) -> Outputs:
     """Train with the contrast between the model that was sent and the last own one; keep what comes out."""
     last = clients.state("last", otherwise=start)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from coterie.clients.clients import Clients
-from coterie.clients.programs import Outputs, program, train
+from coterie.clients.programs import Output, Outputs, program, train
 from coterie.core.fields import Count, NonNegative
 from coterie.core.records import state
 from coterie.moves import evidence, grouping
@@ -126,7 +126,7 @@ class PACFL(Method):
         return state.clusters.serve(fed, otherwise=fed.new_model())
 
 
-@program
+@program(gives=lambda net, asked: {"singular_vectors": Output(float, (None,) * (2 + asked["by_class"]))})
 def describe(clients: Clients, vectors: int, by_class: bool) -> Outputs:
     """The leading left singular vectors of the client's data: [client, feature, vector], or for each class."""
     told = []

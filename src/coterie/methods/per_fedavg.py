@@ -26,6 +26,7 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import MODEL
 from coterie.clients.programs import Outputs, program
 from coterie.core.fields import NonNegative, Positive, at_least
 from coterie.methods.fedavg import FedAvg, FedAvgState
@@ -79,7 +80,7 @@ class PerFedAvg(FedAvg):
         return served.after(how)
 
 
-@program
+@program(gives={"model": MODEL})
 def meta_training(
     clients: Clients, start: Models, local: LocalTraining, inner_rate: float, delta: float | None
 ) -> Outputs:

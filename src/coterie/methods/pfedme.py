@@ -28,6 +28,7 @@ from typing import Literal
 from torch import Tensor
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import MODEL
 from coterie.clients.programs import Outputs, program
 from coterie.core.fields import Count, Positive
 from coterie.methods.fedavg import FedAvg, FedAvgState
@@ -77,7 +78,7 @@ class PFedMe(FedAvg):
         return serving.kept("model")
 
 
-@program
+@program(gives={"model": MODEL})
 def train_envelope(
     clients: Clients, start: Models, local: LocalTraining, strength: float, inner_steps: int, inner_rate: float
 ) -> Outputs:

@@ -16,6 +16,7 @@ gradients in the change, as in FedNova.
 from typing import Literal
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import CHANGES, MODEL
 from coterie.clients.programs import Outputs, program
 from coterie.core.fields import Positive
 from coterie.core.records import state
@@ -44,6 +45,7 @@ class Scaffold(Method):
     sends = "two models each way: the model and a control variate down, the trained model and the variate's change up"
     gives_away = "its trained model, and its mean gradient by the change of its control variate"
     sgd_only = "control variates are made for sgd"
+    counts_on_memory = "the server's control variate is the mean of those that clients keep"
 
     clip: float = 10.0
     """Longest gradient of a step (Euclidean norm); 0 does not clip. The paper does not, but a control variate remembers
@@ -74,7 +76,7 @@ class Scaffold(Method):
         return ScaffoldState(model, control, clients)
 
 
-@program
+@program(gives={"model": MODEL, "control_change": CHANGES})
 def controlled_training(clients: Clients, start: Models, control: Changes, local: LocalTraining) -> Outputs:
     """SCAFFOLD's client, option II: c_i+ = c_i - c + (x - y_i) / (K eta_l)."""
     return train_controlled(clients, start, control, local, start.zeros(), local.momentum)

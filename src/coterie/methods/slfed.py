@@ -52,7 +52,7 @@ from torch import Tensor
 
 from coterie.clients import secure_sums
 from coterie.clients.clients import Clients
-from coterie.clients.programs import Outputs, program
+from coterie.clients.programs import SHARE, Outputs, program
 from coterie.clients.secure_sums import Names
 from coterie.clients.synthesis import class_counts, last_refresh
 from coterie.clients.synthesis import synthetic as synthetic_samples
@@ -220,7 +220,7 @@ class SLFed(Method):
 # The clients' side
 
 
-@program(letters=True, told={"since": "*"})
+@program(letters=True, told={"since": "*"}, gives={"well": SHARE})
 def introduce(
     clients: Clients, links: Tensor, names: Names, local: LocalTraining, gan: LocalTraining, synthetic: int, since: int
 ) -> Outputs:

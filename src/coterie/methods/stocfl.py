@@ -30,7 +30,7 @@ import numpy as np
 import torch
 
 from coterie.clients.clients import Clients
-from coterie.clients.programs import Outputs, program
+from coterie.clients.programs import MODEL, Output, Outputs, program
 from coterie.core.fields import NonNegative, Positive, at_least
 from coterie.core.records import state
 from coterie.moves import evidence, grouping, mixing
@@ -137,14 +137,14 @@ class StoCFL(Method):
         return state.clusters.serve(fed, otherwise=state.model)
 
 
-@program(told={"local": "passes"})
+@program(told={"local": "passes"}, gives={"direction": Output(Changes)})
 def find_direction(clients: Clients, local: LocalTraining) -> Outputs:
     """Psi: the change of the anchor by a little training, of which nothing stays."""
     anchor = clients.initial()
     return {"direction": clients.adapt(anchor, local) - anchor}
 
 
-@program
+@program(gives={"model": MODEL, "cluster": MODEL})
 def train_levels(clients: Clients, model: Models, cluster: Models, local: LocalTraining, mu: float) -> Outputs:
     """StoCFL's client: train the global model, and its cluster's, pulled to the global one that was sent."""
     trained = clients.train(model, local).models

@@ -23,6 +23,7 @@ has many goes by its own. Estimates are those of a one-way analysis of variance,
 sigma^2 / n_i). They need sums over clients alone.
 """
 
+from collections.abc import Mapping
 from itertools import combinations_with_replacement
 from typing import Any
 
@@ -31,8 +32,10 @@ import torch
 from torch import Tensor
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import CHANGES, MODEL, Declared, Output
 from coterie.clients.programs import Outputs, program
 from coterie.moves.correcting import train_controlled
+from coterie.nets.net import Net
 from coterie.nets.stacks import Changes, Models
 from coterie.training.local import LocalTraining
 
@@ -137,7 +140,13 @@ def paying(errors: np.ndarray, significance: float) -> int:
     return held
 
 
-@program(told={"parts": "blends", "looks": "*"})
+def _judged(net: Net, asked: Mapping[str, Any]) -> Declared:
+    corrected = asked.get("control") is not None
+    controls = {"control_change": CHANGES, **({"before": CHANGES} if asked["looks"] else {})} if corrected else {}
+    return {"model": MODEL, **controls, **({"gains": Output(float, (None, 3))} if asked["parts"] else {})}
+
+
+@program(told={"parts": "blends", "looks": "*"}, gives=_judged)
 def train_and_judge(
     clients: Clients,
     start: Models,

@@ -8,8 +8,9 @@ of these programs reads the letters of the one before. `coterie.moves.trust` has
 A client keeps a table with a row for each of the others: what it has found out about it, and what it thinks of it.
 """
 
+from collections.abc import Mapping
 from itertools import zip_longest
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,10 +20,12 @@ from torch import Tensor
 from coterie.clients import secure_sums
 from coterie.clients.clients import Clients
 from coterie.clients.letters import Like, one_each
+from coterie.clients.outputs import MODEL, Declared, Output
 from coterie.clients.programs import Outputs, program
 from coterie.clients.secure_sums import Names
 from coterie.clients.synthesis import class_counts
 from coterie.moves import trust
+from coterie.nets.net import Net
 from coterie.nets.stacks import Models
 
 EVIDENCE, OPINION, ALIKE, SIGMA, HEARD = slice(0, 2), slice(2, 5), 5, 6, 7
@@ -57,7 +60,7 @@ def remember(clients: Clients, table: np.ndarray) -> None:
         clients.keep(**{f"others {first}": torch.from_numpy(block)})
 
 
-@program(letters=True)
+@program(letters=True, gives={})
 def judge(clients: Clients, names: Names) -> None:
     """Count the classes that the own model sees in others' samples, compare with the senders' counts, and tell them."""
     own, table = clients.state("model"), recall(clients, names)
@@ -77,7 +80,7 @@ def judge(clients: Clients, names: Names) -> None:
     remember(clients, table)
 
 
-@program(letters=True, told={"store": "opinions"})
+@program(letters=True, told={"store": "opinions"}, gives={})
 def weigh(clients: Clients, names: Names, store: trust.Store) -> None:
     """Turn encounters into evidence and opinions, and tell all opinions to those who were met."""
     own, table = clients.state("counts").cpu(), recall(clients, names)
@@ -95,7 +98,11 @@ def weigh(clients: Clients, names: Names, store: trust.Store) -> None:
         clients.write(row, names[other], "opinions", opinions=torch.from_numpy(table[row, :, OPINION]))
 
 
-@program(letters=True, told={"store": "opinions", "reveal": "topology=server"})
+def _revealed(net: Net, asked: Mapping[str, Any]) -> Declared:
+    return {"model": MODEL, "similarity": Output(float, (len(asked["names"]),))} if asked["reveal"] else {}
+
+
+@program(letters=True, told={"store": "opinions", "reveal": "topology=server"}, gives=_revealed)
 def choose(clients: Clients, names: Names, present: Names, store: trust.Store, reveal: bool) -> Outputs:
     """Hear what others think, choose contributors among those present, and ask for their models.
 
@@ -123,32 +130,36 @@ def choose(clients: Clients, names: Names, present: Names, store: trust.Store, r
     return {}
 
 
-@program(simulated=True)
+def _shown(net: Net, asked: Mapping[str, Any]) -> Declared:
+    return dict.fromkeys(("uncertainty", "similarity"), Output(float, (len(asked["names"]),)))
+
+
+@program(simulated=True, gives=_shown)
 def show_opinions(clients: Clients, names: Names) -> Outputs:
     """How uncertain each client is of the others, and their weights in its model; for simulations alone."""
     table = torch.from_numpy(recall(clients, names))
     return {"uncertainty": table[..., HEARD], "similarity": table[..., SIGMA]}
 
 
-@program
+@program(gives={})
 def adopt(clients: Clients, model: Models) -> None:
     """Keep the mixed model."""
     clients.keep(model=model)
 
 
-@program(letters=True, told={"mode": "sharing"})
+@program(letters=True, told={"mode": "sharing"}, gives={})
 def share(clients: Clients, names: Names, mode: secure_sums.Mode) -> None:
     """For every client that asked, split the own model, times its weight, among all contributors (Eq. 17)."""
     secure_sums.send_shares(clients, names, clients.state("model"), mode)
 
 
-@program(letters=True, told={"mode": "sharing"})
+@program(letters=True, told={"mode": "sharing"}, gives={})
 def respond(clients: Clients, names: Names, mode: Literal["additive", "scalar"]) -> None:
     """Send every client that asked the sum of the received shares and the own one (Eq. 18)."""
     secure_sums.send_sums(clients, names, clients.state("model"), mode)
 
 
-@program
+@program(gives={})
 def combine(clients: Clients, names: Names) -> None:
     """Mix the own model with the sum of the contributors', if all of them have answered (Eq. 19)."""
     sigma = torch.from_numpy(recall(clients, names)[..., SIGMA])

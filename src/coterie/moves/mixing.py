@@ -292,6 +292,26 @@ def by_information(accuracy: Any, frequency: Any, share: float) -> Tensor:
     return (1 - share) * _parts(needs) + share * _parts(came)
 
 
+def collaboration(shares: Tensor, variance: Tensor) -> Tensor:
+    """Each client's own mix of all heads, [client, client], by the risk that they have for its data (FedPAC).
+
+    `shares` [client, class, feature] are mean features of each class times how frequent it is, and `variance` [client]
+    is what features vary by around them. A mix is the better, the nearer its shares are to the client's own, and the
+    less it varies; so a client whose features vary much takes more from those like it.
+
+    >>> shares = torch.tensor([[[1.0]], [[1.0]], [[9.0]]], dtype=torch.float64)
+    >>> coterie.mixing.collaboration(shares, torch.tensor([1.0, 1.0, 1.0], dtype=torch.float64)).round(decimals=2)
+    tensor([[0.5000, 0.5000, 0.0100],
+            [0.5000, 0.5000, 0.0100],
+            [0.0100, 0.0100, 0.9800]], dtype=torch.float64)
+    """
+    rows, own = shares.flatten(1), torch.eye(len(shares), dtype=shares.dtype)
+    # The length of a mix of these is the square root of what alpha lowers.
+    spread = variance.clamp(min=0).sqrt().diag()
+    every = (torch.cat([rows - row, spread], dim=1) for row in rows)
+    return torch.stack([least_norm(found, mine, 1.0) for found, mine in zip(every, own, strict=True)])
+
+
 def by_class(means: Tensor, counts: Tensor, otherwise: Tensor) -> Tensor:
     """The means of classes over clients, from each client's [client, class, ...] and its counts [client, class].
 

@@ -20,6 +20,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import MODEL, NUMBER
 from coterie.clients.programs import Outputs, program
 from coterie.core.records import state
 from coterie.nets.stacks import Models
@@ -119,7 +120,7 @@ def insight(pace: Pace) -> dict[str, Any]:
     return {"epochs": pace.epochs, "cumulative_loss": losses, "loss_variance": pace.variances}
 
 
-@program
+@program(gives={"model": MODEL, "loss": NUMBER})
 def train_for(clients: Clients, start: Models, epochs: Tensor, local: LocalTraining) -> Outputs:
     """Train for the client's own number of epochs, and report the mean loss of the last one."""
     trained = clients.train(start, local, epochs=epochs)

@@ -5,6 +5,7 @@ registered as records where they are defined: no message can name a module that 
 """
 
 import dataclasses
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,32 +30,77 @@ Nets = Mapping[str, Net]
 _STACKS: dict[str, type[Models] | type[Changes]] = {"models": Models, "changes": Changes}
 
 
-def dump(value: Any) -> bytes:
-    """Write a value as bytes."""
+_NO_CHECKSUM = "0" * 64
+_CHECKSUM = b'\\"sha256\\": \\"'
+"""What stands before a checksum in the header of a file: JSON within JSON."""
+
+
+def dump(value: Any, checked: bool = False) -> bytes:
+    """Write a value as bytes, which have a checksum of themselves if they are to be `checked` when they are read."""
     tensors: dict[str, Tensor] = {}
     tree = _tree_of(value, tensors)
+    if checked:
+        tree = {"$": "checked", "sha256": _NO_CHECKSUM, "of": tree}
     taken: set[int] = set()
     for key, tensor in tensors.items():
         # safetensors refuses tensors that share memory: all but the first are copied.
         place = tensor.untyped_storage().data_ptr()
         tensors[key] = tensor.clone() if place in taken else tensor
         taken.add(place)
-    return save_tensors(tensors, {"tree": json.dumps(tree)})
+    content = save_tensors(tensors, {"tree": json.dumps(tree)})
+    return with_checksum(content) if checked else content
+
+
+def with_checksum(content: bytes) -> bytes:
+    """Safetensors with their checksum in them, for which JSON in their metadata leaves room: `UNCHECKED`."""
+    place = _place_of_checksum(content)
+    return content[:place] + hashlib.sha256(content).hexdigest().encode() + content[place + len(_NO_CHECKSUM) :]
+
+
+def check(content: bytes) -> None:
+    """Refuse bytes that are not those of which `with_checksum` has made the checksum; one from before has none."""
+    if (place := _place_of_checksum(content)) < 0:
+        return
+    end = place + len(_NO_CHECKSUM)
+    total = hashlib.sha256(content[:place])
+    total.update(_NO_CHECKSUM.encode())
+    total.update(memoryview(content)[end:])
+    if total.hexdigest().encode() != content[place:end]:
+        raise CoterieError("damaged content: it is not as it was written")
+
+
+UNCHECKED = {"sha256": _NO_CHECKSUM}
+"""What the first JSON in the metadata of safetensors begins with, so that `with_checksum` has a place for it."""
+
+
+def _place_of_checksum(content: bytes) -> int:
+    """Where the checksum stands; below 0 if there is none."""
+    length = int.from_bytes(content[:8], "little")
+    found = content.find(_CHECKSUM, 8, 8 + length)
+    return found + len(_CHECKSUM) if found >= 0 else -1
 
 
 def load(content: bytes, nets: Nets) -> Any:
     """Read the value that `dump` has written. Models in it are of one of `nets`, which are known by their names."""
     try:
+        check(content)
         length = int.from_bytes(content[:8], "little")
         header = json.loads(content[8 : 8 + length])
-        return _value_of(json.loads(header["__metadata__"]["tree"]), load_tensors(content), nets)
-    except (SafetensorError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        return _value_of(json.loads(header["__metadata__"]["tree"]), _TakenOnce(load_tensors(content)), nets)
+    except (SafetensorError, ArithmeticError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise CoterieError(f"damaged content: {error}") from error
 
 
-def write(path: Path, value: Any) -> None:
-    """Store a value in a file, whole or not at all."""
-    write_whole(path, dump(value))
+class _TakenOnce(dict[str, Tensor]):
+    """Tensors each of which is taken once, as `dump` writes them: so a value is never larger than its bytes are."""
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self.pop(key)
+
+
+def write(path: Path, value: Any, lasting: bool = True) -> None:
+    """Store a value in a file, whole or not at all; with a checksum and for good, unless it need not be `lasting`."""
+    write_whole(path, dump(value, checked=lasting), lasting)
 
 
 def read(path: Path, nets: Nets) -> Any:
@@ -105,6 +151,8 @@ def _value_of(tree: Any, tensors: Mapping[str, Tensor], nets: Nets) -> Any:
     kind, content = tree["$"], tree["of"]
     if kind == "tensor":
         return tensors[content]
+    if kind == "checked":
+        return _value_of(content, tensors, nets)
     if kind == "array":
         return _value_of(content, tensors, nets).numpy()
     if kind == "bytes":

@@ -8,21 +8,25 @@ insights.jsonl  what the method found out, a line per evaluated round, if that w
 clients.jsonl   one line per client, at the end
 summary.json    the last and the best round, at the end
 models.safetensors  what clients predict with, at the end (see `coterie.server.served_models`)
+checksums.json  checksums of the files above (see `coterie.runs.checksums`)
 trackers.json   which runs of other services this one is told to, if it is (see `coterie.report.trackers`)
 state/          the newest checkpoint
 log.txt         over real sites: who came and went, and what went wrong
 deployment/     over real sites: what is needed to go on
 
 Checkpoints hold no clock, so that equal runs have equal checkpoints byte for byte; the time is in `state/clock.json`.
-Records are appended before the checkpoint is written: when a run goes on, lines of later rounds are dropped.
+Records are appended before the checkpoint is written: when a run goes on, lines of later rounds are dropped. What is
+damaged, and a checkpoint of a later round than there are records of, is refused.
 """
 
+import hashlib
 import json
 import logging
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,9 +35,10 @@ import tomli_w
 
 from coterie.core.display import Records
 from coterie.core.errors import CoterieError, DataError, SettingsError
-from coterie.core.files import PART, lock_folder, write_whole
+from coterie.core.files import PART, StorageError, lock_folder, write_whole
 from coterie.nets import codec
 from coterie.nets.net import Net
+from coterie.runs.checksums import CHECKSUMS, Checksums, check_folder
 from coterie.runs.identity import differences
 from coterie.runs.settings import as_toml, check_format, read_table
 from coterie.server.fitting import Checkpoint, Record, Result
@@ -79,6 +84,11 @@ class StoredRun:
         """The run in a folder, finished or not."""
         if not (path / "settings.toml").is_file():
             raise SettingsError(f"{path}: not a run folder (it has no settings.toml)")
+        check_folder(path)
+        return cls._as_it_is(path)
+
+    @classmethod
+    def _as_it_is(cls, path: Path) -> "StoredRun":
         settings = read_table(path / "settings.toml")
         check_format(settings)
         names = ("rounds", "clients", "groups", "insights", "origin")
@@ -110,6 +120,7 @@ class RunFolder:
         self._saving, self._keep_state, self._tied_to_rounds = saving, keep_state, tied_to_rounds
         self._saved, self._cost = time.monotonic(), 0.0
         self._unlock: Callable[[], None] | None = None
+        self._sums = Checksums(path)
 
     @property
     def _state(self) -> Path:
@@ -128,24 +139,35 @@ class RunFolder:
         if resume and (self.path / "settings.toml").is_file():
             self._claim()
             self._check_origin(origin)
-            checkpoint = self._resume(net)
-            _note_origin(self.path, origin)
+            with self._writable():
+                checkpoint = self._resume(net)
+                self._note_origin(origin)
+                self._sums.settle()
             return checkpoint
         # A run that was killed while it made its folder leaves these behind: another try may still begin.
-        require_empty(self.path, but={"state", "log.txt", "deployment"} if resume else set())
-        try:
+        require_empty(self.path, but={"state", "log.txt", "deployment", CHECKSUMS} if resume else set())
+        with self._writable():
             # This fails if the folder is there already: so of two runs that are started at once, one gets it.
             (self.path / "state").mkdir(parents=True, exist_ok=resume)
             write_whole(self.path / "settings.toml", tomli_w.dumps(self._table))
-            _note_origin(self.path, origin)
+            write_whole(self.path / ORIGIN, _lines([dict(origin)]))
             for name in ("rounds.jsonl", "groups.jsonl"):
-                (self.path / name).touch()
-        except FileExistsError as error:
-            raise SettingsError(f"out={self.path}: another run has just taken it") from error
-        except OSError as error:
-            raise SettingsError(f"out={self.path}: cannot be written ({error.strerror})") from error
+                write_whole(self.path / name, "")
+            self._sums.settle()
         self._claim()
         return None
+
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
+        """While the folder is made or taken up: what cannot be written is an error of one sentence."""
+        try:
+            yield
+        except FileExistsError as error:
+            raise SettingsError(f"out={self.path}: another run has just taken it") from error
+        except StorageError:
+            raise
+        except OSError as error:
+            raise SettingsError(f"out={self.path}: cannot be written ({error.strerror})") from error
 
     def _check_origin(self, origin: Mapping[str, str]) -> None:
         """Refuse to go on with other data than the run was begun with."""
@@ -167,9 +189,18 @@ class RunFolder:
             self._unlock()
             self._unlock = None
 
+    def _note_origin(self, origin: Mapping[str, str]) -> None:
+        """Write down what computes, unless it is what did so before."""
+        known = read_lines(self.path / ORIGIN)
+        if not known or known[-1] != origin:
+            self._sums.replace({ORIGIN: _lines([*known, dict(origin)])})
+
     def _resume(self, net: Net) -> Checkpoint | None:
         try:
-            stored = StoredRun.read(self.path)
+            # Without a checkpoint the run starts over, with nothing but its settings.
+            check_folder(self.path, None if self._state.is_file() else ["settings.toml"])
+            stored = StoredRun._as_it_is(self.path)
+            self._sums = Checksums.read(self.path) or self._sums
         except DataError as error:
             raise DataError(f"{error}; delete {self.path} to start this run over") from error
         begun_with = {**self._table, "method": {**self._table.get("method", {}), **_rounds_of(stored.settings)}}
@@ -195,22 +226,31 @@ class RunFolder:
         except CoterieError as error:
             raise DataError(f"{error}; without this file the run starts over") from error
         last = content["federation"]["round"]
-        kept = {
-            name: [record for record in records if record["round"] <= last]
-            for name, records in _written(stored).items()
-        }
+        records = {name: self._sound_lines(f"{name}.jsonl") for name in _written(stored)}
+        self._check_records(stored.settings, records["rounds"], last)
+        kept = {name: [record for record in found if record["round"] <= last] for name, found in records.items()}
         self._rewrite(kept)
-        try:
-            seconds = json.loads(self._clock.read_text(encoding="utf-8"))["seconds"]
-        except (OSError, ValueError, KeyError):
-            seconds = 0.0
+        seconds = _read_clock(self._clock)
         found = content.get("findings", {})
         return Checkpoint(content["state"], content["federation"], seconds, **kept, findings=found)
 
     def _reopen(self) -> None:
         """Delete what is only written at the end."""
-        for name in ("summary.json", "clients.jsonl"):
-            (self.path / name).unlink(missing_ok=True)
+        self._sums.replace(dict.fromkeys(("summary.json", "clients.jsonl")))
+
+    def _sound_lines(self, name: str) -> list[Record]:
+        """The records of a file, as far as its checksum covers them: a checkpoint counts on no others."""
+        return read_lines(self.path / name, self._sums.known(name))
+
+    def _check_records(self, settings: Mapping[str, Any], rounds: Sequence[Record], last: int) -> None:
+        """Refuse records that do not reach up to the round of the checkpoint: they are not of the same run any more."""
+        every = settings.get("scoring", {}).get("evaluate_every", 1)
+        there = {record.get("round") for record in rounds}
+        if missing := [number for number in range(every, last + 1, every) if number not in there]:
+            raise DataError(
+                f"{self.path}: the checkpoint is of round {last}, and rounds.jsonl has nothing of round {missing[0]}; "
+                f"restore both from one copy, or delete {self._state} to start this run over"
+            )
 
     def _lengthen(self, stored: StoredRun) -> None:
         """Give the run in the folder as many rounds as these settings have; an error if it cannot go on to them."""
@@ -227,29 +267,28 @@ class RunFolder:
             log.warning("round %d was the last and so was scored; it stays between those of every %d", theirs, every)
         self._reopen()
         longer = {**stored.settings, "method": {**stored.settings["method"], "rounds": ours}}
-        write_whole(self.path / "settings.toml", tomli_w.dumps(longer))
+        self._sums.replace({"settings.toml": tomli_w.dumps(longer)})
 
     def _rewrite(self, records: Mapping[str, Iterable[Record]]) -> None:
         """Drop lines of rounds that are not in the checkpoint: they will be run again, and written again."""
-        for name, lines in records.items():
-            path = self.path / f"{name}.jsonl"
-            if path.exists() or name != "insights":
-                write_whole(path, _lines(lines))
+        files = {f"{name}.jsonl": _lines(lines) for name, lines in records.items()}
+        self._sums.replace(
+            {name: text for name, text in files.items() if name != "insights.jsonl" or (self.path / name).exists()}
+        )
 
     def round_done(self, checkpoint: Checkpoint, record: Record | None, groups: Record | None) -> None:
         """Append what is new, and save a checkpoint: after every round if told, else unless it takes too much time."""
         insight = checkpoint.insights[-1] if record is not None and checkpoint.insights else None
         for name, line in (("rounds.jsonl", record), ("groups.jsonl", groups), ("insights.jsonl", insight)):
             if line is not None:
-                with (self.path / name).open("a", encoding="utf-8") as file:
-                    file.write(_lines([line]))
+                self._sums.append(name, _lines([line]))
         if self._every_round or (time.monotonic() - self._saved) * self._saving >= self._cost:
             self._save(checkpoint)
 
     def run_done(self, checkpoint: Checkpoint, result: Result) -> None:
         """Write what is known at the end."""
         self._save(checkpoint)
-        _write_end(self.path, result)
+        _write_end(self.path, result, self._sums)
         if not self._keep_state:
             shutil.rmtree(self.path / "state")
         for folder in (self.path, self.path / "state"):
@@ -258,26 +297,39 @@ class RunFolder:
 
     def _save(self, checkpoint: Checkpoint) -> None:
         started = time.monotonic()
+        self._sums.settle()
         content = {"state": checkpoint.state, "federation": checkpoint.federation}
         codec.write(self._state, content | ({"findings": checkpoint.findings} if checkpoint.findings else {}))
-        write_whole(self._clock, json.dumps({"seconds": round(checkpoint.seconds, 3)}) + "\n")
+        seconds = round(checkpoint.seconds, 3)
+        told = {"seconds": seconds, "sha256_of_seconds": _checksum_of(seconds)}
+        write_whole(self._clock, json.dumps(told) + "\n", lasting=False)
         self._saved = time.monotonic()
         self._cost = self._saved - started
 
 
-def _note_origin(path: Path, origin: Mapping[str, str]) -> None:
-    """Write down what computes, unless it is what did so before."""
-    known = read_lines(path / ORIGIN)
-    if not known or known[-1] != origin:
-        write_whole(path / ORIGIN, _lines([*known, dict(origin)]))
+def _read_clock(path: Path) -> float:
+    """How long the run had taken at its checkpoint; 0, and a word in the log, if that is lost."""
+    try:
+        told = json.loads(path.read_bytes())
+        seconds = float(told["seconds"])
+        if told.get("sha256_of_seconds", _checksum_of(seconds)) != _checksum_of(seconds):
+            raise ValueError("it is not as it was written")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        log.warning("%s: cannot be used (%s); the time is counted anew", path, error)
+        return 0.0
+    return seconds
 
 
-def _write_end(path: Path, result: Result) -> None:
+def _checksum_of(seconds: float) -> str:
+    return hashlib.sha256(repr(seconds).encode()).hexdigest()
+
+
+def _write_end(path: Path, result: Result, sums: Checksums) -> None:
     """Write what is known of a run at its end. The summary comes last: with it the run counts as finished."""
     if result.models is not None:
         result.models.write(path / MODELS)
-    write_whole(path / "clients.jsonl", _lines(result.clients))
-    write_whole(path / "summary.json", json.dumps(result.summary, indent=2) + "\n")
+    summary = json.dumps(result.summary, indent=2) + "\n"
+    sums.replace({"clients.jsonl": _lines(result.clients), "summary.json": summary})
 
 
 def save_result(result: Result, folder: str | Path) -> Path:
@@ -289,11 +341,11 @@ def save_result(result: Result, folder: str | Path) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
         write_whole(path / "settings.toml", tomli_w.dumps(as_toml(result.settings)))
-        _note_origin(path, result.origin)
+        write_whole(path / ORIGIN, _lines([result.origin]))
         for name in ("rounds", "groups", "insights"):
             if name != "insights" or result.insights:
                 write_whole(path / f"{name}.jsonl", _lines(getattr(result, name)))
-        _write_end(path, result)
+        _write_end(path, result, Checksums(path))
     except OSError as error:
         raise SettingsError(f"{path}: cannot be written ({error.strerror})") from error
     return path
@@ -338,6 +390,7 @@ def require_empty(folder: Path, but: Collection[str] = ()) -> None:
 def is_finished(path: Path) -> bool:
     """Whether the run in a folder has come to its end, and all of its rounds are there."""
     try:
+        check_folder(path)
         summary = _read_summary(path / "summary.json")
         rounds = read_lines(path / "rounds.jsonl")
     except DataError:
@@ -347,12 +400,12 @@ def is_finished(path: Path) -> bool:
     return bool(rounds) and rounds[-1].get("round") == summary["rounds"]
 
 
-def read_lines(path: Path) -> list[Record]:
-    """The records of a file, without a last line that was cut off when its writer was killed."""
+def read_lines(path: Path, size: int | None = None) -> list[Record]:
+    """The records of a file, or of its first bytes, without a last line that was cut off when its writer was killed."""
     if not path.is_file():
         return []
     records = []
-    lines = path.read_bytes().split(b"\n")
+    lines = path.read_bytes()[:size].split(b"\n")
     for number, line in enumerate(lines):
         if not line:
             continue

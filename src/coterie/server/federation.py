@@ -527,12 +527,22 @@ class Federation:
 
     # The course of a run, for `fit`
 
-    def begin(self, rounds: int, keep_last: bool = False, test_data: bool = False, prior: float = 0.0) -> None:
+    def begin(
+        self,
+        rounds: int,
+        keep_last: bool = False,
+        test_data: bool = False,
+        prior: float = 0.0,
+        counts_on_memory: str = "",
+    ) -> None:
         """Start a run of this many rounds: clients forget what they keep, and the ledger is empty.
 
         `test_data` lets the method's programs read test data, for protocols that do and say so. With a `prior`, the
-        smoothing, clients add their own log shares of labels to whatever models give for their data.
+        smoothing, clients add their own log shares of labels to whatever models give for their data. `counts_on_memory`
+        says why a client that has lost what it keeps cannot go on as a new one, if it cannot.
         """
+        if self.real:
+            self._engine.counts_on_memory = counts_on_memory  # type: ignore[attr-defined]
         self.prior = prior
         self.round, self.rounds, self.keep_last, self._test_data = 0, rounds, keep_last, test_data
         self.ledger = Ledger()
@@ -567,6 +577,11 @@ class Federation:
         del kept  # what somebody still holds would be copied before it changes
         self._engine.rollback()
         return {name: (clients, rows.to("cpu")) for name, (clients, rows) in found.items()}
+
+    @property
+    def went_on_without(self) -> list[dict[str, Any]]:
+        """After which rounds the run went on without clients that took part before it stopped, and who."""
+        return getattr(self._engine, "went_on_without", [])
 
     def explain(self) -> str:
         """How the engine computes, and why."""

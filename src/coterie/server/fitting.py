@@ -287,7 +287,7 @@ def fit(
     scoring.check(fed)
     truth = fed.true_groups if true_groups is None else np.asarray(true_groups)
     keep_last, prior = "last" in scoring.views, method.local.own_prior
-    fed.begin(method.rounds, keep_last, test_data=method.reads_test_data, prior=prior)
+    fed.begin(method.rounds, keep_last, method.reads_test_data, prior, getattr(method, "counts_on_memory", ""))
     now = Checkpoint(None, {}, 0.0) if resume is None else replace(resume)
     course = _Course(fed, scoring, observers, now, time.perf_counter())
     settings = None
@@ -503,4 +503,6 @@ def _summary(
         # Who never had more than one group has found nothing that could be stable.
         parted = any(len({*change["groups"]}) > 1 for change in now.groups)
         summary["stable_since"] = now.groups[-1]["round"] if parted else None
+    if fed.went_on_without:
+        summary["went_on_without"] = fed.went_on_without
     return summary | {"ledger": fed.ledger.by_kind()}

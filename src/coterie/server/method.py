@@ -56,6 +56,10 @@ class Method(LocalTraining, ABC):
     sgd_only: ClassVar[str] = ""
     """Why the method needs SGD, as the error says that refuses another optimizer; empty if it does not."""
 
+    counts_on_memory: ClassVar[str] = ""
+    """Why a real site that has lost what it keeps cannot go on as one that has just joined, as the log says it; empty
+    if it can. It cannot where the server carries sums of what clients keep."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sgd_only and self.optimizer != "sgd":

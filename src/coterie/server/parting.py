@@ -15,10 +15,12 @@ from typing import Any
 import numpy as np
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import Declared, Output
 from coterie.clients.programs import Outputs, evaluate, program
 from coterie.core.arrays import everywhere
 from coterie.moves import choosing, evidence, grouping, mixing
 from coterie.moves.grouping import Grouping
+from coterie.nets.net import Net
 from coterie.nets.stacks import Models
 from coterie.server.federation import Federation, Replies
 from coterie.server.trained_groups import TrainedGroups
@@ -59,7 +61,12 @@ def _errors(fed: Federation, replies: Replies, models: Models) -> np.ndarray:
     return errors[replies.clients]
 
 
-@program
+def _described(net: Net, asked: Mapping[str, Any]) -> Declared:
+    spread, known = Output(float, (net.classes,), least=0), Output(bool, (net.classes,))
+    return {"means": Output(float, (net.classes, net.features)), "spread": spread, "known": known}
+
+
+@program(gives=_described)
 def describe_classes(clients: Clients, models: Models) -> Outputs:
     """Which labels the client has, what the last layer of a model gets for them in the mean, and how far that spreads.
 

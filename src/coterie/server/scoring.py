@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import COUNT, NUMBER, SHARE, Declared, Output
 from coterie.clients.programs import Outputs, program
 from coterie.core.errors import SettingsError
 from coterie.core.fields import Checked, Count, Effect, Positive, known_keywords
 from coterie.data.tasks import Task
 from coterie.moves import choosing, mixing
+from coterie.nets.net import Net
 from coterie.nets.stacks import Models
 from coterie.server.federation import Federation
 from coterie.server.metrics import Metric, metric_named
@@ -232,7 +234,26 @@ def _inputs(served: Served, clients: np.ndarray) -> tuple[dict[str, Any], dict[s
     return {"models": served.models[chosen]}, {}
 
 
-@program(scoring=True)
+def _scores(net: Net, asked: Mapping[str, Any]) -> Declared:
+    """What `score_client` gives, which depends on what is asked."""
+    metrics, own = asked.get("metrics", ("accuracy",)), net.task.score
+    given = {"loss": NUMBER, "test_samples": COUNT, "steps": COUNT, "rounds": COUNT}
+    given |= {f"test_{name}": _bounds(name) for name in metrics} | {"validation": _bounds(metrics[0])}
+    mixed = "weights" in asked or asked.get("shares") is not None
+    if "models" in asked and asked["models"].shape and not mixed:
+        given["choice"] = Output(int, least=0, most=len(asked["models"]) - 1)
+    for name, wanted in ((f"global_{own}", "everywhere"), (f"{own}_adapted", "adapt"), (f"{own}_last", "last")):
+        if asked.get(wanted):
+            given[name] = _bounds(own)
+    return given
+
+
+def _bounds(name: str) -> Output:
+    """What a metric gives for one client. A share may be below 0, as a correlation is."""
+    return SHARE if name == "accuracy" else Output(float, least=-1, most=1) if metric_named(name).share else NUMBER
+
+
+@program(scoring=True, gives=_scores)
 def score_client(
     clients: Clients,
     models: Models | None = None,
@@ -401,7 +422,9 @@ def _own_shares(clients: Clients, models: Models, kept: str) -> Tensor:
     return torch.where(new, mixing.mixture_shares(clients.losses(models), even, _EM_STEPS), own)
 
 
-@program(scoring=True)
+@program(
+    scoring=True, gives=lambda net, asked: {"total": Output(float, tuple(asked["models"].shape)), "samples": COUNT}
+)
 def score_globally(clients: Clients, models: Models, top: int = 1) -> Outputs:
     """Score the server's models on a part of the global test set."""
     result = clients.evaluate(models, "test")

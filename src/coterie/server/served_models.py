@@ -22,6 +22,7 @@ from coterie.clients.programs import own_prior
 from coterie.core.errors import CoterieError, DataError, SettingsError, unknown
 from coterie.core.files import write_whole
 from coterie.data.preparation import Preparation
+from coterie.nets import codec
 from coterie.nets.exports import FORMATS
 from coterie.nets.making import make_net
 from coterie.nets.net import Factory, Net
@@ -169,6 +170,7 @@ class ServedModels:
             tensors |= {front + name: tensor for name, tensor in self.models[place].state_dict().items()}
         version = FORMAT if self.prior is None else FORMAT_WITH_PRIORS
         about = {
+            **codec.UNCHECKED,
             "format": FORMAT_WITH_BLENDS if self.blend else version,
             "net": self.net.name,
             "models": len(self.models),
@@ -182,7 +184,7 @@ class ServedModels:
             about["prior"] = self.prior.tolist()
         # A copy of what is shared or a view of something larger: safetensors stores whole tensors of their own.
         tensors = {name: tensor.clone() for name, tensor in tensors.items()}
-        write_whole(path, save_tensors(tensors, {_ABOUT: json.dumps(about)}))
+        write_whole(path, codec.with_checksum(save_tensors(tensors, {_ABOUT: json.dumps(about)})))
 
     @classmethod
     def read(cls, path: Path, net: str | Factory | None = None) -> "ServedModels":
@@ -192,6 +194,7 @@ class ServedModels:
         except OSError as error:
             raise DataError(f"{path}: cannot be read ({error.strerror})") from error
         try:
+            codec.check(content)
             length = int.from_bytes(content[:8], "little")
             about = json.loads(json.loads(content[8 : 8 + length])["__metadata__"][_ABOUT])
             if about["format"] not in (FORMAT, FORMAT_WITH_PRIORS, FORMAT_WITH_BLENDS):

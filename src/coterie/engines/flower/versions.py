@@ -18,6 +18,9 @@ from coterie.nets.net import Net
 Version = tuple[int, int]
 """A round and the number of the call within it."""
 
+LOST = "this site does not have what it kept"
+"""How the error begins that says that a version is not there, by which the server knows that its site has lost it."""
+
 _RUNS = 10
 """Of how many runs a site keeps versions. If there are more, those that were written to least recently are deleted."""
 
@@ -40,7 +43,7 @@ class Versions:
         if version is None:
             return memory
         if not self._path(version).is_file():
-            raise CoterieError(f"this site does not have what it kept in round {version[0]}, call {version[1]}")
+            raise CoterieError(f"{LOST} in round {version[0]}, call {version[1]}")
         for name, (value, known) in codec.read(self._path(version), nets).items():
             memory.values[name], memory.known[name] = value, known
         return memory

@@ -3,6 +3,9 @@
 A worker imports a program's module by its name, as a real site would: so nothing is pickled, and users' scripts need no
 `if __name__ == "__main__"`. Calls and results are files in shared memory, in the encoding of `coterie.nets.codec`; a
 line on a pipe says which file. The samples are mapped into every worker, not copied.
+
+The folder of these files is locked by whoever made it, and by the workers that are forked from it. If all of them are
+killed, nobody is left to remove it: so whoever makes such a folder removes those that nobody locks any more.
 """
 
 import contextlib
@@ -14,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +30,7 @@ from coterie.clients.letters import Letters
 from coterie.clients.memory import Memory
 from coterie.clients.programs import program_named
 from coterie.core.errors import CoterieError, ProgramError
+from coterie.core.files import lock_folder
 from coterie.core.modules import homes_of
 from coterie.core.records import record
 from coterie.data.population import Pool, Shard
@@ -42,6 +46,10 @@ from coterie.training.losses import task_with
 record(CallContext)
 
 
+_FOLDERS = "coterie-workers-"
+"""How the names of all such folders begin."""
+
+
 class Workers:
     """Worker processes that have the same clients."""
 
@@ -50,8 +58,7 @@ class Workers:
         self.count, self._net = count, host.net
         self._names = [shard.name for shard in host.shards]
         pool, net = host.pool, host.net
-        shared_memory = Path("/dev/shm")
-        self._folder = Path(tempfile.mkdtemp(prefix="coterie-", dir=shared_memory if shared_memory.is_dir() else None))
+        self._folder, self._unlock = _own_folder()
         # Started before the samples are written: meanwhile they import torch, if they have to.
         self._processes = [start(serve, str(self._folder)) for _ in range(count)]
         save_file({name: tensor.contiguous() for name, tensor in pool.tensors.items()}, self._folder / "pool")
@@ -71,7 +78,7 @@ class Workers:
             "common": host.common,
             "path": sys.path,
         }
-        codec.write(self._folder / "setup", setup)
+        codec.write(self._folder / "setup", setup, lasting=False)
         for process in self._processes:
             with contextlib.suppress(BrokenPipeError):  # that a worker has ended is noticed when it is asked something
                 process.ask("")
@@ -97,7 +104,7 @@ class Workers:
         """
         self._numbers += 1
         shared = self._folder / f"shared-{self._numbers}"
-        codec.write(shared, dict(calls[0].shared))
+        codec.write(shared, dict(calls[0].shared), lasting=False)
         waiting = list(range(len(calls)))
         results: list[Result | Exception | None] = [None] * len(calls)
         choosing = threading.Lock()
@@ -128,7 +135,7 @@ class Workers:
     def _ask(self, process: WorkerProcess, call: Call, memory: Memory, shared: Path) -> Result:
         """Let a worker run a call, and read what it gives."""
         path = self._folder / f"call-{process.pid}"
-        codec.write(path, self._content(call, memory))
+        codec.write(path, self._content(call, memory), lasting=False)
         try:
             process.ask(json.dumps([call.program.function.__module__, str(path), str(shared)]))
             line = process.answer()
@@ -159,15 +166,43 @@ class Workers:
 
     def close(self) -> None:
         """End the workers and remove their files."""
-        for process in self._processes:
+        processes, self._processes = self._processes, []
+        if not processes:
+            return
+        for process in processes:
             process.close()
-        for process in self._processes:
+        for process in processes:
             process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._unlock()
 
     def __del__(self) -> None:
         if getattr(self, "_processes", None):
             self.close()
+
+
+def _own_folder() -> tuple[Path, Callable[[], None]]:
+    """A new folder in shared memory that is locked, and a function that unlocks it; what nobody owns is removed."""
+    shared_memory = Path("/dev/shm")
+    place = shared_memory if shared_memory.is_dir() else Path(tempfile.gettempdir())
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_FOLDERS, dir=place))
+        with contextlib.suppress(FileNotFoundError):  # somebody has taken it for one that nobody owns
+            unlock = lock_folder(folder)
+            if unlock is not None and folder.is_dir():
+                _remove_what_nobody_owns(folder)
+                return folder, unlock
+
+
+def _remove_what_nobody_owns(own: Path) -> None:
+    """Remove the folders beside this one whose processes have all been killed, with the samples in them."""
+    if lock_folder(own) is not None:  # folders cannot be locked here, so nobody knows whose they are
+        return
+    for folder in own.parent.glob(f"{_FOLDERS}*"):
+        with contextlib.suppress(OSError):  # another user's, or removed by another process meanwhile
+            if folder.stat().st_uid == own.stat().st_uid and (unlock := lock_folder(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                unlock()
 
 
 def take(waiting: list[int], clients: Sequence[int], had: dict[int, int], worker: int) -> int:
@@ -195,7 +230,7 @@ def serve(place: str, questions: IO[str], answers: IO[str]) -> None:
         module, path, shared = json.loads(line)
         try:
             importlib.import_module(module)  # registers the program, and the records in its settings
-            codec.write(Path(path), _answer(host, Path(path), Path(shared)))
+            codec.write(Path(path), _answer(host, Path(path), Path(shared)), lasting=False)
             answer = {}
         except Exception as error:
             answer = {"error": str(error)}

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import MODEL
 from coterie.clients.programs import Outputs, program
 from coterie.methods.autocfl import AutoCFL
 from coterie.moves import evidence, grouping
@@ -122,7 +123,7 @@ class _Reported:
         """Nothing is left to keep at the end."""
 
 
-@program(simulated=True)
+@program(simulated=True, gives={"model": MODEL})
 def last_model(clients: Clients) -> Outputs:
     """The model that the client trained last."""
     return {"model": clients.state("_last", otherwise=clients.initial())}

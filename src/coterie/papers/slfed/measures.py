@@ -6,6 +6,7 @@ import numpy as np
 from torch import Tensor
 
 from coterie.clients.clients import Clients
+from coterie.clients.outputs import Output
 from coterie.clients.programs import Outputs, program
 from coterie.clients.synthesis import synthetic, unpacked
 from coterie.core.errors import SettingsError
@@ -157,7 +158,7 @@ class SyntheticSamples(Measure):
         return summary, details
 
 
-@program(simulated=True)
+@program(simulated=True, gives=lambda net, asked: {"samples": Output(float, (asked["count"], *net.shape))})
 def show_samples(clients: Clients, gan: LocalTraining, count: int) -> Outputs:
     """Synthetic samples of every client, in the units of prepared inputs."""
     samples: Tensor = unpacked(*synthetic(clients, gan, count, since=1))
