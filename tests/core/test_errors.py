@@ -19,7 +19,7 @@ TINY = {"clients": 3, "net": "logistic", "limit": 200}
     ("make", "message"),
     [
         (lambda: coterie.simulate(clients="ten"), "clients='ten': expected a whole number"),
-        (lambda: coterie.simulate(5), "data=5: expected the name of a data set or a coterie.Dataset"),
+        (lambda: coterie.simulate(5), "data of type int: expected the name of a data set, a path, a data frame"),
         (lambda: coterie.simulate(split=3), "split=3: expected the name of a split or a coterie.Split"),
         (lambda: coterie.simulate(net=7), r"net=7: expected the name of a net, or a function of \(shape, classes\)"),
         (lambda: coterie.simulate(seed="x"), "seed='x': expected a whole number"),

@@ -294,7 +294,7 @@ class TestWorkers:
             "fed = coterie.simulate('digits', 'iid', 'mlp', clients=4, workers=2)\n"
             "coterie.FedAvg(rounds=1).fit(fed)\n"
             "workers = fed._engine._workers\n"
-            "print(workers._folder, flush=True)\n"
+            "print(workers._folder, *[p.pid for p in workers._processes], flush=True)\n"
             "if len(sys.argv) > 1:\n"
             "    for process in workers._processes: process.kill()\n"
             "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -305,8 +305,11 @@ class TestWorkers:
             subprocess.Popen([*command, "killed"], stdout=pipe, text=True) as killed,
             subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as alive,
         ):
-            dead, living = (Path(one.stdout.readline().strip()) for one in (killed, alive))
+            (dead, *workers), (living, *_) = (one.stdout.readline().split() for one in (killed, alive))
+            dead, living = Path(dead), Path(living)
             killed.wait()
+            while any(runs(int(pid)) for pid in workers):
+                time.sleep(0.1)
             assert (living / "pool").is_file()
             fed = federation(net="cnn", precision="float32", workers=2)
             fed.run(label_histogram)
