@@ -75,6 +75,8 @@ def stored(accuracies=(0.2, 0.4, 0.6), *, seed=0, steps=10, every=1, clients=(),
         ("megabits_to(accuracy_mean,0.4)", 0.0048),
         ("bytes_to(accuracy_mean, 0.9)", None),
         ("megabits_to(accuracy_mean, 0.9)", None),
+        ("megabytes_each(bytes)", 0.0009),
+        ("megabytes_each(bytes_up)", 0.0003),
         ("ari", None),
     ],
 )
@@ -316,6 +318,54 @@ def test_equal_steps_are_unknown_under_seeds_that_a_peer_does_not_have_yet():
     assert (found.values, found.without) == ({1: 2}, (Path("runs/a-0"),))
     measure = replace(stored([], seed=1), summary={})
     assert estimate(equal, ours, {"a": ours, "measure": [measure]}).values == {0: 3, 1: 3}, "it takes no steps"
+
+
+# One client beside itself
+
+
+def of_clients(accuracies, **more):
+    """A run whose clients have these accuracies on 100 test samples each."""
+    names = "abcdefgh"
+    found = [{"client": names[at], "accuracy": one, "test_samples": 100} for at, one in enumerate(accuracies)]
+    return stored(clients=found, **more)
+
+
+def test_clients_are_counted_that_another_method_serves_better():
+    # Of 100 samples two fewer right may be chance, thirty fewer are none.
+    alone = of_clients([0.9, 0.9, 0.5, 0.5])
+    ours = of_clients([0.95, 0.88, 0.2, 0.5])
+    peers = {"Ours": ours, "Alone": alone}
+    assert statistic("worse_off(accuracy, Alone)")(ours, peers) == 2
+    assert statistic("clearly_worse_off(accuracy, Alone)")(ours, peers) == 1
+    assert statistic("most_lost(accuracy, Alone)")(ours, peers) == pytest.approx(0.3)
+    assert statistic("most_lost(accuracy, Ours)")(ours, peers) == 0
+    assert statistic("worse_off(accuracy, Alone)").other == "Alone"
+
+
+def test_it_is_clear_where_the_interval_leaves_out_zero():
+    for lost in (0.05, 0.09, 0.1, 0.12, 0.2):
+        low, _ = difference_ends(0.9, 0.9 - lost, 100)
+        peers = {"Alone": of_clients([0.9])}
+        counted = statistic("clearly_worse_off(accuracy, Alone)")(of_clients([0.9 - lost]), peers)
+        assert counted == (1 if low > 0 else 0)
+
+
+def test_of_a_loss_less_is_better():
+    run, other = ([{"client": "a", "loss": loss, "test_samples": 9}] for loss in (0.7, 0.2))
+    peers = {"Alone": stored(clients=other)}
+    assert statistic("worse_off(loss, Alone)")(stored(clients=run), peers) == 1
+    assert statistic("most_lost(loss, Alone)")(stored(clients=run), peers) == pytest.approx(0.5)
+    assert statistic("clearly_worse_off(loss, Alone)")(stored(clients=run), peers) is None, "it is no share of samples"
+
+
+def test_who_is_not_in_both_runs_or_has_no_test_samples_is_not_compared():
+    ours, alone = of_clients([0.1, 0.1]), of_clients([0.9, None])
+    assert statistic("worse_off(accuracy, Alone)")(ours, {"Alone": alone}) == 1
+    assert statistic("worse_off(accuracy, Alone)")(ours, {"Alone": stored()}) is None
+    assert statistic("worse_off(accuracy, Alone)")(ours, {"Alone": None}) is None
+    assert statistic("worse_off(accuracy, Alone)")(ours, {}) is None
+    with pytest.raises(SettingsError, match=r"unknown key in the statistic .* 'samples'"):
+        statistic("worse_off(samples, Alone)")
 
 
 # Over seeds

@@ -11,7 +11,8 @@ from coterie.methods import methods
 from coterie.papers.recipes import template
 from coterie.report.printing import csv_text
 from coterie.runs.settings import Settings
-from coterie.studies.study import Cell, Study, StudyTask, fitting
+from coterie.studies.patterns import fitting
+from coterie.studies.study import Cell, Study, StudyTask
 
 
 def content(**more):
@@ -77,6 +78,13 @@ def test_only_some_cells():
 def test_patterns_of_the_same_axis_are_alternatives():
     titles = [cell.title for cell in study().cells("method=local,split=even, method=fedavg")]
     assert titles == ["even/Alone", "even/Mean"]
+
+
+def test_a_label_that_is_a_methods_name_stands_for_that_entry_alone():
+    entries = {"FedAvg": {"method": "fedavg"}, "FedAvg, slow": {"method": "fedavg", "rate": 0.01}}
+    made = study(axes={"split": {"even": {}}, "method": entries})
+    assert [cell.title for cell in made.cells("method=fedavg")] == ["even/FedAvg"]
+    assert len(made.cells("method=fedavg*")) == 2
 
 
 AWKWARD = ("IFCA [k=4]", "Mean, passed on", "a, k=4", "b,method", "x=y", "what?")

@@ -20,7 +20,10 @@ def names() -> list[str]:
     """All recipes, as `paper/experiment`, tables before figures and by number."""
     papers = [paper for paper in _FOLDER.iterdir() if paper.is_dir() and not paper.name.startswith("_")]
     found = [
-        f"{paper.name}/{file.name[:-5]}" for paper in papers for file in paper.iterdir() if file.name[-5:] == ".toml"
+        f"{paper.name}/{file.name[:-5]}"
+        for paper in papers
+        for file in paper.iterdir()
+        if file.name[-5:] == ".toml" and not file.name.startswith("_")  # which is only there to be extended
     ]
     return sorted(found, key=_order)
 
@@ -36,8 +39,8 @@ def recipe(name: str) -> Study:
     if name not in names():
         raise unknown("recipe", name, names())
     paper, _, experiment = name.partition("/")
-    with resources.as_file(_FOLDER / paper / f"{experiment}.toml") as path:
-        return Study.read(path, name)
+    with resources.as_file(_FOLDER) as folder:  # all of it: recipes extend each other
+        return Study.read(folder / paper / f"{experiment}.toml", name)
 
 
 def study(path: Path) -> Study:

@@ -14,8 +14,9 @@ from typing import Any, Literal
 
 from coterie.runs.folder import StoredRun
 from coterie.studies.campaign import Results
+from coterie.studies.patterns import fitting
 from coterie.studies.statistics import Estimate, PairedTest, Statistic, estimate, holm, over_clients, paired, statistic
-from coterie.studies.study import Study, TableSpec, fitting
+from coterie.studies.study import Study, TableSpec
 
 Labels = tuple[str, ...]
 """Labels of axes, in their order."""

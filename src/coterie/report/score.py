@@ -8,13 +8,10 @@ import numpy as np
 
 from coterie.report.words import FIGURES, METRICS
 from coterie.server.metrics import facts_of, known_facts, metric_in
-from coterie.studies.statistics import Ends, difference_ends, wilson
+from coterie.studies.statistics import COUNTED, Ends, difference_ends, wilson
 
-_COUNTED = ("accuracy", "accuracy_adapted", "accuracy_last")
-"""Scores that are shares of a client's own test samples, so that the number of these says how sure they are."""
-
-_COUNTS = ("rounds_to", "bytes_to", "megabits_to")
-"""Functions of a figure that count something until it is reached."""
+_COUNTS = ("rounds_to", "bytes_to", "megabits_to", "worse_off", "clearly_worse_off")
+"""Functions of a figure that count something, until it is reached or by it."""
 
 
 def metrics_of(summaries: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -84,7 +81,7 @@ class Score:
     @property
     def counted(self) -> bool:
         """Whether the number of a client's test samples says how sure it is."""
-        return self.key in _COUNTED
+        return self.key in COUNTED
 
     @property
     def points(self) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 from coterie.core.errors import SettingsError, unknown
 from coterie.data.tasks import TASKS
 from coterie.runs.folder import StoredRun
-from coterie.server.metrics import known_facts
+from coterie.server.metrics import known_facts, metric_in
 from coterie.studies.measures import measures
 
 Peers = Mapping[str, StoredRun | None]
@@ -31,18 +31,26 @@ a method that has no run with this seed yet."""
 RoundKey = NewType("RoundKey", str)
 ClientKey = NewType("ClientKey", str)
 Weight = NewType("Weight", float)
+ScoreKey = NewType("ScoreKey", str)
+BytesKey = NewType("BytesKey", str)
+Other = NewType("Other", str)
+"""The label of a method in the study."""
 
 
 def round_keys() -> set[str]:
-    """Figures of an evaluated round. `bytes` is all that was sent up, down and between clients."""
+    """Figures of an evaluated round."""
     spread = ("mean", "std", "min", "max", "worst_tenth")
     metrics = known_facts()
     found = {f"{name}_{figure}" for name in metrics for figure in spread} | {f"validation_{name}" for name in metrics}
     for name in _of_tasks():
         found |= {f"{name}_{view}_mean" for view in ("adapted", "last")}
         found |= {f"global_{name}_{figure}" for figure in ("mean", "min", "max")}
-    sent = {f"bytes_{direction}" for direction in ("up", "down", "peer", "evaluation")}
-    return found | sent | {"loss_mean", "groups", "seconds", "steps_mean", "bytes"}
+    return found | bytes_keys() | {"loss_mean", "groups", "seconds", "steps_mean"}
+
+
+def bytes_keys() -> set[str]:
+    """All traffic until an evaluated round. `bytes` is what was sent up, down and between clients."""
+    return {"bytes", *(f"bytes_{direction}" for direction in ("up", "down", "peer", "evaluation"))}
 
 
 def summary_keys() -> set[str]:
@@ -59,9 +67,21 @@ def client_keys() -> set[str]:
     return found | {"steps", "rounds_taken_part", "true_group", "group_found"}
 
 
+def score_keys() -> set[str]:
+    """Those of a client's figures of which more is better, or less."""
+    return {key for key in client_keys() if metric_in(key) or key == "loss"}
+
+
 def _of_tasks() -> set[str]:
     """The metrics that tasks have if nobody names one, by which views and the global test set are judged."""
     return {task.score for task in TASKS.values()} & known_facts().keys()
+
+
+COUNTED = ("accuracy", "accuracy_adapted", "accuracy_last")
+"""Figures of a client that are shares of its test samples, so that the number of these says how sure they are."""
+
+_EQUAL = 1e-9
+"""Smaller differences count as none: rounding alone leaves that much."""
 
 
 # Statistics of a run
@@ -103,7 +123,8 @@ class Statistic:
     @property
     def other(self) -> str | None:
         """The label of the method that runs are held against, if it names one."""
-        return str(self.arguments[1]) if self.name == "rounds_to_final" else None
+        kinds = _functions[self.name].parameters.values()
+        return next((str(said) for kind, said in zip(kinds, self.arguments, strict=True) if kind is Other), None)
 
     @property
     def client_key(self) -> str | None:
@@ -211,10 +232,11 @@ def _argument(text: str, name: str, kind: Any, said: str) -> Any:
     if smoothed and kind is RoundKey:
         course = statistic(said)
         return Smoothed(*course.arguments)
-    if kind in (RoundKey, ClientKey):
-        _require(said, round_keys() if kind is RoundKey else client_keys(), f"key in the statistic {text!r}")
+    keys = {RoundKey: round_keys, ClientKey: client_keys, ScoreKey: score_keys, BytesKey: bytes_keys}
+    if kind in keys:
+        _require(said, keys[kind](), f"key in the statistic {text!r}")
         return said
-    if kind is str:
+    if kind in (str, Other):
         return said
     try:
         value = int(said) if kind is int else float(said)
@@ -306,7 +328,7 @@ def _rounds_to(run: StoredRun, key: RoundKey, target: float) -> Counted | None:
 
 
 @_function("rounds_to_final")
-def _rounds_to_final(run: StoredRun, peers: Peers, key: RoundKey, method: str) -> Counted | None:
+def _rounds_to_final(run: StoredRun, peers: Peers, key: RoundKey, method: Other) -> Counted | None:
     """The first evaluated round that reaches what another method has in its last."""
     other = peers.get(method)
     course = _course(other, key) if other is not None else []
@@ -329,6 +351,13 @@ def _megabits_to(run: StoredRun, key: RoundKey, target: float) -> Counted | None
     """What a client has sent and received on average, in megabits, until the target is reached (FLIS, Table 3)."""
     sent, clients = _bytes_to(run, key, target), _key(run, "clients")
     return Counted(*(amount * 8 / 1e6 / clients for amount in sent)) if sent is not None and clients else None
+
+
+@_function("megabytes_each")
+def _megabytes_each(run: StoredRun, key: BytesKey) -> float | None:
+    """What was sent in the whole run, in megabytes, over the number of clients: `bytes` is both ways."""
+    sent, clients = _key(run, key), _key(run, "clients")
+    return sent / 1e6 / clients if sent is not None and clients else None
 
 
 @_function("client")
@@ -372,6 +401,47 @@ def _equal_steps(run: StoredRun, peers: Peers, key: RoundKey) -> float | None:
     # A mean over clients may come out a last bit higher in one run than in the other.
     rounds = [number for number, steps in _course(run, "steps_mean") if steps <= fewest * (1 + 1e-9)]
     return _at(run, key, rounds[-1]) if rounds else None
+
+
+@_function("worse_off")
+def _worse_off(run: StoredRun, peers: Peers, key: ScoreKey, method: Other) -> float | None:
+    """How many clients are worse off than with another method."""
+    lost = _lost(run, peers, key, method)
+    return None if lost is None else float(sum(amount > _EQUAL for amount, _ in lost))
+
+
+@_function("clearly_worse_off")
+def _clearly_worse_off(run: StoredRun, peers: Peers, key: ScoreKey, method: Other) -> float | None:
+    """How many are by more than so few test samples show by chance, to judge by the 95 % interval of an accuracy."""
+    lost = _lost(run, peers, key, method)
+    if lost is None or key not in COUNTED or any(ends is None for _, ends in lost):
+        return None
+    return float(sum(ends is not None and ends[0] > 0 for _, ends in lost))
+
+
+@_function("most_lost")
+def _most_lost(run: StoredRun, peers: Peers, key: ScoreKey, method: Other) -> float | None:
+    """What the client loses that loses most, beside another method; 0 if nobody loses."""
+    lost = _lost(run, peers, key, method)
+    return None if lost is None else max(0.0, *(amount for amount, _ in lost))
+
+
+def _lost(run: StoredRun, peers: Peers, key: ScoreKey, method: str) -> "list[tuple[float, Ends | None]] | None":
+    """What each client loses beside another method, with its interval where the number of test samples is known."""
+    other = peers.get(method)
+    if other is None:
+        return None
+    before = {client["client"]: client for client in other.clients}
+    metric = known_facts().get(metric_in(key))
+    sign = 1 if metric and metric["higher"] else -1  # only a loss has no metric
+    found: list[tuple[float, Ends | None]] = []
+    for client in run.clients:
+        now, then = figure_of(client, key), figure_of(before.get(client["client"], {}), key)
+        if now is not None and then is not None:
+            samples = figure_of(client, "test_samples")
+            ends = difference_ends(then, now, int(samples)) if samples and key in COUNTED else None
+            found.append((sign * (then - now), ends))
+    return found or None
 
 
 def _of_clients(run: StoredRun, key: str) -> dict[str, float]:

@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from coterie.core.errors import CoterieError, SettingsError, unknown
-from coterie.core.modules import own_module
 from coterie.core.registry import checked, options
 from coterie.methods import methods
 from coterie.runs.identity import deciding, decisive
 from coterie.runs.options import GENERAL
-from coterie.runs.settings import Settings, World, as_toml, read_table
+from coterie.runs.settings import Settings, World, as_toml
 from coterie.server.metrics import known_facts, metric_in
+from coterie.studies.extending import extended
 from coterie.studies.measures import Measure, measures
+from coterie.studies.patterns import fitting, matches
 from coterie.studies.statistics import statistic
 
 Place = tuple[str, ...]
@@ -214,10 +215,8 @@ class Study:
     @classmethod
     def read(cls, path: Path, name: str | None = None) -> "Study":
         """A study from its file, with everything in it checked."""
-        content = read_table(path)
+        content = extended(path)
         with _inside(str(path)):
-            for module in checked("modules", content.get("modules", []), tuple[str, ...]):
-                own_module(module, path.parent)
             return cls.of(content, name or path.stem)
 
     @classmethod
@@ -249,6 +248,7 @@ class Study:
     def cells(self, only: str | None = None) -> list[Cell]:
         """All cells, or those that fit `axis=pattern,axis=pattern`; patterns of the same axis are alternatives."""
         wanted = self._wanted(only)
+        known = {axis: {label.lower() for label in entries} for axis, entries in self.axes.items()}
         found = []
         for labels in product(*self.axes.values()):
             place = dict(zip(self.axes, labels, strict=True))
@@ -260,8 +260,12 @@ class Study:
                 if matches(place, exception.where):
                     given |= exception.options
                     skip = skip or exception.skip
+            # A method goes by its own name, too, unless that is what one of several entries is called.
             also = {"method": str(given.get("method", given.get("measure")))}
-            if all(any(matches(place, {axis: one}, also) for one in some) for axis, some in wanted.items()):
+            if all(
+                any(matches(place, {axis: one}, None if one.lower() in known[axis] else also) for one in some)
+                for axis, some in wanted.items()
+            ):
                 found.append(Cell(place, given, skip))
         if not found:
             raise self._nothing_fits(only, wanted)
@@ -412,30 +416,6 @@ class Study:
 
 _KINDS = {option.name: option.type for option in GENERAL} | {"method": str, "measure": str}
 """The types of options that no class declares; settings do not check these."""
-
-
-def matches(place: Mapping[str, str], wanted: Mapping[str, str], also: Mapping[str, str] | None = None) -> bool:
-    """Whether the label on every axis fits the pattern wanted there, upper or lower case alike.
-
-    `also` has a second label for some axes, which may fit instead. A label always fits itself, even if it contains
-    signs such as `*` that patterns give a meaning.
-    """
-    return all(
-        any(
-            label.lower() == pattern.lower() or fnmatchcase(label.lower(), pattern.lower())
-            for label in (place.get(axis, ""), (also or {}).get(axis))
-            if label is not None
-        )
-        for axis, pattern in wanted.items()
-    )
-
-
-def fitting(axes: Mapping[str, Iterable[str]], wanted: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """The entries of every axis that fit the pattern wanted there; all entries of an axis without a pattern."""
-    return {
-        axis: tuple(label for label in entries if axis not in wanted or matches({axis: label}, {axis: wanted[axis]}))
-        for axis, entries in axes.items()
-    }
 
 
 def _list(parts: Mapping[str, Any], name: str) -> Sequence[Any]:

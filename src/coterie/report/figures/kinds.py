@@ -24,7 +24,8 @@ from coterie.report.figures.records import NotRecordedError, Runs
 from coterie.report.words import axis_and_label
 from coterie.runs.folder import StoredRun
 from coterie.studies.campaign import Results
-from coterie.studies.study import FigureSpec, Place, matches
+from coterie.studies.patterns import matches
+from coterie.studies.study import FigureSpec, Place
 
 log = logging.getLogger("coterie")
 
